@@ -17,7 +17,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sorted_omegas, sweep
-from repolicy.many.tradeoff import Found, Point, knee
+from repolicy.many.tradeoff import Point, SweepResult, knee
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -51,13 +51,13 @@ def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
     assert knee([1.0, 1.0], [2.0, 2.0]) == 0
 
 
-def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: int = 2) -> Found:
+def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: int = 2) -> SweepResult:
     """A sweep that found (ω′, basic, add-on) of each, in episodes around it; the first is the prior's."""
     wave = spread * (-1.0) ** np.arange(episodes)
     made = [
         Point(omega, Path("nowhere"), evaluation(basic + wave, addon + wave), None) for omega, basic, addon in points
     ]
-    return Found({}, Path("nowhere"), made[0], made[1:], {})
+    return SweepResult({}, Path("nowhere"), made[0], made[1:], {})
 
 
 def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
@@ -88,11 +88,11 @@ def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
     noise = np.array([1.0, -1.0, 1.0, -1.0])
     totals = {np.inf: starts - 9.0, 0.1: starts + 2.0, 0.3: starts + 1.9 + noise, 1.0: starts + 0.5}
     points = [Point(omega, Path("nowhere"), evaluation(each, none), None) for omega, each in totals.items()]
-    swept = Found({}, Path("nowhere"), points[0], points[1:], {})
-    assert (swept.best, swept.as_good, swept.marks(0)) == (0, 1, " (one of 2 best totals)")
+    swept = SweepResult({}, Path("nowhere"), points[0], points[1:], {})
+    assert (swept.best, swept.tied_points, swept.marks(0)) == (0, 1, " (one of 2 best totals)")
     assert "the highest total, ω′ 0.1 (1 other within its error)" in tradeoff_note(swept)
-    alone = Found({}, Path("nowhere"), points[0], [points[1], points[3]], {})
-    assert (alone.as_good, alone.marks(0)) == (0, " (best total)")
+    alone = SweepResult({}, Path("nowhere"), points[0], [points[1], points[3]], {})
+    assert (alone.tied_points, alone.marks(0)) == (0, " (best total)")
 
 
 def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() -> None:
@@ -122,8 +122,8 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
         mean, sampled = (evaluation(unknown, np.full(50, addon)) for _ in range(2))
         sampled = dataclasses.replace(sampled, deterministic=False, lengths=lengths, log_prior=-kl * lengths)
         points.append(Point(omega, Path("nowhere"), mean, dataclasses.replace(sampled, log_policy=0 * lengths)))
-    swept = Found({}, Path("nowhere"), points[0], points[1:], {})
-    assert swept.cost == "kl_a_step"
+    swept = SweepResult({}, Path("nowhere"), points[0], points[1:], {})
+    assert swept.cost_name == "kl_a_step"
     assert swept.knee == 0
     assert swept.table()[0][-2:] == ["log prior a step", "KL a step"]
 
@@ -132,7 +132,7 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
     ones = np.ones(2)
     made = dataclasses.replace(evaluation(ones, ones), env="X?decoder=d.pt&noise=8&chunk=4", log_prior=-ones)
     point = Point(np.inf, Path("nowhere"), made, dataclasses.replace(made, deterministic=False, log_policy=ones))
-    swept = Found({}, Path("nowhere"), point, [point], {})
+    swept = SweepResult({}, Path("nowhere"), point, [point], {})
     assert swept.table()[0][-2:] == ["log prior a decision", "KL a decision"]
 
 
@@ -367,9 +367,9 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
     monkeypatch.setattr(
         "repolicy.many.sweep.read_policy", lambda path: SimpleNamespace(policy=read_policy(prior).policy)
     )
-    swept = list[Found]()
+    swept = list[SweepResult]()
 
-    def reported(found: Found, say: object) -> Path:
+    def reported(found: SweepResult, say: object) -> Path:
         swept.append(found)
         return tmp_path / "report.html"
 

@@ -112,7 +112,7 @@ class Dial(Command):
             report = write_dial_report(policy, swept, terminal.say)
         title = " and ".join(map(str, policy.dials))
         title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
-        if swept.in_a_row:
+        if swept.is_curve:
             terminal.say(swept.verdict)
         terminal.numbers(f"{env}: {title}", *swept.table())
         terminal.say(f"report: {report}")

@@ -18,7 +18,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
 from repolicy.loading import PYTHON, read_json
 from repolicy.many import pool
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
-from repolicy.many.tradeoff import Found, Point, as_dict, evaluate_point, point_arguments
+from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
 from repolicy.policies import OBJECTIVE_SHAPE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
@@ -70,7 +70,7 @@ def sweep(
     episodes: int = 50,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
-) -> Found:
+) -> SweepResult:
     """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return them.
 
     Each point is a process of its own, which imports the functions that it is given by name.
@@ -317,7 +317,7 @@ def _evaluate_all(
     failed: dict[float, str],
     episodes: int,
     say: Callable[[str], None],
-) -> Found:
+) -> SweepResult:
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
     def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
@@ -328,4 +328,4 @@ def _evaluate_all(
     first = point("the prior", math.inf, folder / "prior.safetensors", prior)
     trained = [(omega, _point_folder(folder, omega)) for omega in omegas if omega not in failed]
     points = [point(f"ω′ {w:g}", w, place, read_policy(RunFolder(place).policy).policy) for w, place in trained]
-    return Found(request, folder, first, points, failed)
+    return SweepResult(request, folder, first, points, failed)

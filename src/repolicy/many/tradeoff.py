@@ -29,25 +29,25 @@ class Point:
     folder: Path
     mean: Evaluation  # with the mean action
     sampled: Evaluation
-    label: str = ""  # its name, where omega alone is not enough
+    label: str = ""  # name of the point, where omega alone is not enough
 
     @property
-    def judged(self) -> Evaluation:
-        """The evaluation that counts: with the mean action or, for a generative policy, with sampled noise."""
+    def main_evaluation(self) -> Evaluation:
+        """The evaluation that decides: with the mean action or, for a generative policy, with sampled noise."""
         return self.sampled if decoder_options(self.mean.env) else self.mean
 
     def column(self, name: str) -> Column:
-        """Return a quantity of the episodes that count; the KL is always of sampled actions."""
-        return (self.sampled if name == "kl_a_step" else self.judged).columns[name]
+        """Return a quantity of the main evaluation; the KL is always of sampled actions."""
+        return (self.sampled if name == "kl_a_step" else self.main_evaluation).columns[name]
 
     @property
     def addon(self) -> float:
-        return self.judged.columns["addon_reward"].mean
+        return self.main_evaluation.columns["addon_reward"].mean
 
     @property
     def basic(self) -> float | None:
         """The mean basic return, or None where the environment has no basic reward."""
-        column = self.judged.columns.get("basic_reward")
+        column = self.main_evaluation.columns.get("basic_reward")
         return None if column is None else column.mean
 
     @property
@@ -66,7 +66,7 @@ def _format_mean(column: Column, like: float) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Found:
+class SweepResult:
     """The result of a sweep: the prior, the points that could be trained, and the knee of their trade-off."""
 
     request: dict[str, Any]
@@ -74,73 +74,83 @@ class Found:
     prior: Point
     points: list[Point]
     failed: dict[float, str]  # error message by ω′
-    letter: str = "ω′"  # symbol of the quantity that is swept
-    in_a_row: bool = True  # whether the points lie on one curve
+    symbol: str = "ω′"  # symbol of the quantity that is swept
+    is_curve: bool = True  # whether the points lie on one curve
 
     def name(self, point: Point) -> str:
-        """Return the point's name: `ω′ 0.3`."""
-        return point.label or f"{self.letter} {point.omega:g}"
+        """Return a point's name, such as `ω′ 0.3`."""
+        return point.label or f"{self.symbol} {point.omega:g}"
 
     @property
-    def basic_known(self) -> bool:
+    def has_basic_reward(self) -> bool:
         return all(point.basic is not None for point in [self.prior, *self.points])
 
     @property
-    def cost(self) -> str:
-        """The quantity on the trade-off's horizontal axis."""
-        return "basic_reward" if self.basic_known else "kl_a_step"
+    def cost_name(self) -> str:
+        """The quantity on the horizontal axis of the trade-off."""
+        return "basic_reward" if self.has_basic_reward else "kl_a_step"
 
     @cached_property
     def knee(self) -> int | None:
         """Index of the point at the knee of the trade-off, or None where there is no knee, or no certain one."""
-        return self._knee - 1 if self.in_a_row and self._knee > 0 and self._is_certain else None
+        if not self.is_curve or self._knee_position == 0 or not self._is_knee_certain:
+            return None
+        return self._knee_position - 1
 
     @property
     def best(self) -> int | None:
         """Index of the point with the highest total reward, or None where the prior has it, or it is not known."""
         totals = [(point.basic or 0.0) + point.addon for point in [self.prior, *self.points]]
-        best = int(np.argmax(totals)) - 1  # −1: the prior
-        return best if self.basic_known and best >= 0 else None
+        position = int(np.argmax(totals))  # 0: the prior
+        return position - 1 if self.has_basic_reward and position > 0 else None
 
     @property
-    def as_good(self) -> int:
+    def tied_points(self) -> int:
         """Number of other points whose total is within two standard errors of the best one, in paired episodes."""
-        if self.best is None or len(self.prior.mean.basic) < 2:
+        best = self.best
+        if best is None or len(self.prior.mean.basic) < 2:
             return 0  # one episode has no standard error
-        totals = [point.judged.columns["total_reward"].values for point in self.points]
-        lacking = [totals[self.best] - each for each in totals]
-        errors = [each.std(ddof=1) / math.sqrt(len(each)) for each in lacking]
-        near = [each.mean() <= 2.0 * error for each, error in zip(lacking, errors, strict=True)]
-        return int(sum(near)) - 1  # the best one is near itself
+        totals = [point.main_evaluation.columns["total_reward"].values for point in self.points]
+        count = 0
+        for index, total in enumerate(totals):
+            gap = totals[best] - total
+            error = gap.std(ddof=1) / math.sqrt(len(gap))
+            count += index != best and bool(gap.mean() <= 2.0 * error)
+        return count
 
     @property
-    def first(self) -> int:
+    def first_shown(self) -> int:
         """Index of the point that a page shows first: the best one, else the knee, else the middle."""
-        return next((each for each in (self.best, self.knee) if each is not None), len(self.points) // 2)
+        if self.best is not None:
+            return self.best
+        return len(self.points) // 2 if self.knee is None else self.knee
 
     def marks(self, index: int) -> str:
-        """Return the remarks behind a point's name, such as ` (knee)`."""
-        best = f"one of {self.as_good + 1} best totals" if self.as_good else "best total"
-        words = [word for word, place in (("knee", self.knee), (best, self.best)) if place == index]
-        return f" ({', '.join(words)})" if words else ""
+        """Return the remarks after a point's name, such as ` (knee)`."""
+        remarks = ["knee"] if index == self.knee else []
+        if index == self.best:
+            remarks.append(f"one of {self.tied_points + 1} best totals" if self.tied_points else "best total")
+        return f" ({', '.join(remarks)})" if remarks else ""
 
     @cached_property
-    def _knee(self) -> int:
-        """Position of the knee by the means, counted from the prior at 0; 0 also where nothing bends or gains."""
-        return int(self._knees(None)[0])
+    def _knee_position(self) -> int:
+        """Position of the knee of the means, where 0 is the prior; also 0 where nothing bends or gains."""
+        return int(self._knee_positions(None)[0])
 
     @cached_property
-    def _is_certain(self) -> bool:
+    def _is_knee_certain(self) -> bool:
         """Whether the knee stays in place when each point's episodes are resampled (bootstrap)."""
         if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points]):
             return False  # one episode has no standard error
-        return bool(np.mean(self._knees(np.random.default_rng(0)) == self._knee) >= MIN_AGREEMENT)
+        positions = self._knee_positions(np.random.default_rng(0))
+        return bool(np.mean(positions == self._knee_position) >= MIN_AGREEMENT)
 
-    def _knees(self, random: np.random.Generator | None) -> np.ndarray:
-        """Return the position of the knee in each resampling; without `random`, by the episodes as they are."""
-        drawn = [_resampled_means(point, [self.cost, "addon_reward"], random) for point in [self.prior, *self.points]]
-        costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
-        if self.basic_known:
+    def _knee_positions(self, random: np.random.Generator | None) -> np.ndarray:
+        """Return the knee's position in each resampling `[R]`; without `random`, that of the episodes as they are."""
+        names = [self.cost_name, "addon_reward"]
+        means = [_resampled_means(point, names, random) for point in [self.prior, *self.points]]
+        costs, gains = (np.stack([each[index] for each in means], axis=-1) for index in (0, 1))  # [R, points]
+        if self.has_basic_reward:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
             costs = -np.maximum(least, costs)  # a lower bound: a return of −10⁶ would dwarf the others
         return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
@@ -148,13 +158,13 @@ class Found:
     @property
     def verdict(self) -> str:
         """A sentence on the knee."""
-        if not self.in_a_row:
+        if not self.is_curve:
             return "the points lie on no one curve, so none of them is a bend"
         if self.knee is not None:
             return f"the trade-off bends at {self.name(self.points[self.knee])}"
         if not any(point.addon > self.prior.addon for point in self.points):
-            return f"no value of {self.letter} gains on the prior"
-        if self._knee == 0:
+            return f"no value of {self.symbol} gains on the prior"
+        if self._knee_position == 0:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
@@ -164,43 +174,43 @@ class Found:
         `cell` formats a quantity, with the digits that its largest mean has.
         """
         everyone = [self.prior, *self.points]
-        columns = [point.judged.columns for point in everyone]
+        quantities = [point.main_evaluation.columns for point in everyone]
 
-        def quantity(name: str, title: str = "") -> list[str]:
-            size = max(abs(each[name].mean) for each in columns)
-            return [title or columns[0][name].title, *(cell(each[name], size) for each in columns)]
+        def column(name: str, title: str = "") -> list[str]:
+            size = max(abs(each[name].mean) for each in quantities)
+            return [title or quantities[0][name].title, *(cell(each[name], size) for each in quantities)]
 
-        values = [point.label or f"{point.omega:g}" for point in self.points]
-        drawn = [[self.letter, "prior", *(value + self.marks(index) for index, value in enumerate(values))]]
-        if self.basic_known:
-            drawn.append(quantity("basic_reward"))
-            before = self.prior.basic or 0.0
-            if before > 0:  # a share of a negative reward says nothing
-                drawn.append(["kept", *(f"{(point.basic or 0.0) / before:.0%}" for point in everyone)])
-        if "metric" in columns[0]:
-            drawn.append(quantity("metric"))
-        drawn.append(quantity("addon_reward"))
-        most = _largest([point.addon for point in everyone])
-        gains = [number(point.addon - self.prior.addon, most, plus=True) for point in self.points]
-        drawn.append(["gained", "–", *gains])
-        drawn += [quantity(name) for name in columns[0] if name.startswith("addon_reward_")]  # of several wishes
-        if self.basic_known:
-            drawn.append(quantity("total_reward", "total"))
+        labels = [(point.label or f"{point.omega:g}") + self.marks(index) for index, point in enumerate(self.points)]
+        columns = [[self.symbol, "prior", *labels]]
+        if self.has_basic_reward:
+            columns.append(column("basic_reward"))
+            prior_reward = self.prior.basic or 0.0
+            if prior_reward > 0:  # a share of a negative reward says nothing
+                columns.append(["kept", *(f"{(point.basic or 0.0) / prior_reward:.0%}" for point in everyone)])
+        if "metric" in quantities[0]:
+            columns.append(column("metric"))
+        columns.append(column("addon_reward"))
+        size = _largest([point.addon for point in everyone])
+        gains = [number(point.addon - self.prior.addon, size, plus=True) for point in self.points]
+        columns.append(["gained", "–", *gains])
+        columns += [column(name) for name in quantities[0] if name.startswith("addon_reward_")]  # of several wishes
+        if self.has_basic_reward:
+            columns.append(column("total_reward", "total"))
         for name in ("log_prior_a_step", "kl_a_step"):
             sampled = [point.sampled.columns[name] for point in everyone]
-            most = _largest([column.mean for column in sampled])
-            drawn.append([sampled[0].title, *(number(column.mean, most) for column in sampled)])
-        headings, *rows = map(list, zip(*drawn, strict=True))
+            size = _largest([each.mean for each in sampled])
+            columns.append([sampled[0].title, *(number(each.mean, size) for each in sampled)])
+        headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 
     def __repr__(self) -> str:
-        lines = [self.verdict, f"{self.request['env']}: what each {self.letter} keeps and gains"]
+        lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains"]
         lines.append(format_table(*self.table()))
         chosen = self.knee if self.knee is not None else self.best
-        if chosen is not None and "settings" in self.request:  # not of a dial
+        if chosen is not None and "settings" in self.request:  # a dial has no settings
             point = self.points[chosen]
-            where = f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}"
-            lines.append(f"{where}; to train it for longer: {self.longer(point)}")
+            file = f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}"
+            lines.append(f"{file}; to train it for longer: {self.longer(point)}")
         return "\n".join(lines)
 
     def longer(self, point: Point) -> str:
@@ -218,16 +228,16 @@ def evaluate_point(
     policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate a point's policy in whole episodes, with the mean action and with sampled actions."""
-    usual: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
-    mean, sampled = (evaluate(policy, env, episodes, deterministic=how, **usual) for how in (True, False))
-    return mean, sampled
+    options: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
+    mean = evaluate(policy, env, episodes, deterministic=True, **options)
+    return mean, evaluate(policy, env, episodes, deterministic=False, **options)
 
 
 def point_arguments(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
     """Return the arguments of the `repolicy` command that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
-    asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
-    return [*command_words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
+    point = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
+    return [*command_words(point, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
@@ -244,10 +254,10 @@ def _resampled_means(point: Point, names: Sequence[str], random: np.random.Gener
     if random is None:
         return [np.array([column.mean]) for column in columns]
     count, means = len(columns[0].values), []
-    picked = random.integers(0, count, (RESAMPLINGS, count))  # the same episodes for all quantities
+    episodes = random.integers(0, count, (RESAMPLINGS, count))  # shared by all quantities
     for column in columns:
         weights = np.ones(count) if column.weights is None else column.weights
-        means.append((column.values * weights)[picked].sum(-1) / weights[picked].sum(-1))
+        means.append((column.values * weights)[episodes].sum(-1) / weights[episodes].sum(-1))
     return means
 
 
@@ -260,18 +270,18 @@ def _scaled_to_unit(values: Sequence[float]) -> np.ndarray:
 # On disk --------------------------------------------------------------------------------------------------------------
 
 
-def as_dict(swept: Found) -> dict[str, Any]:
+def as_dict(swept: SweepResult) -> dict[str, Any]:
     """Return the content of `sweep.json`; numbers that are not finite become null."""
 
-    def described(point: Point) -> dict[str, Any]:
+    def point_as_dict(point: Point) -> dict[str, Any]:
         file = point.policy if math.isfinite(point.omega) else point.folder
         return {"omega": point.omega, "policy": str(file)} | point.as_dict()
 
     content = {
         "request": swept.request,
         "omegas": sorted([*(point.omega for point in swept.points), *swept.failed]),
-        "prior": described(swept.prior),
-        "points": [described(point) for point in swept.points],
+        "prior": point_as_dict(swept.prior),
+        "points": [point_as_dict(point) for point in swept.points],
         "failed": [{"omega": omega, "error": error} for omega, error in swept.failed.items()],
         "knee": None if swept.knee is None else swept.points[swept.knee].omega,
     }

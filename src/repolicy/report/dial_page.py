@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from repolicy.envs import addons, decoder_options
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum, read_json
-from repolicy.many.tradeoff import Found, Point, evaluate_point
+from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
 from repolicy.objective import DIALED
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, read_card, save_policy
 from repolicy.policies.storage import FORMAT, check_shape, is_repolicy_file, replace_nonfinite, write_json
@@ -174,7 +174,9 @@ def exact_text(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def evaluate_positions(dial: DialedPolicy, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
+def evaluate_positions(
+    dial: DialedPolicy, episodes: int, progress: Callable[[int], None] = lambda _: None
+) -> SweepResult:
     """Evaluate every position with the mean action and with sampled ones, from the same seeds, in one thread.
 
     A dialed add-on has the weight 1 at every position, so that positions can be compared.
@@ -197,12 +199,12 @@ def evaluate_positions(dial: DialedPolicy, episodes: int, progress: Callable[[in
             label = ", ".join(f"{meaning(each).symbol} {exact_text(value)}" for each, value in named)
             points.append(point(dial.policy_at(position), math.nan, label))
     symbols = [meaning(each).symbol for each in dial.dials] or ["t"]
-    in_a_row = len(symbols) == 1
+    is_curve = len(symbols) == 1
     request = {"env": dial.env, "addons": list(once)}
-    return Found(request, dial.out, first, points, {}, symbols[0] if in_a_row else "position", in_a_row)
+    return SweepResult(request, dial.out, first, points, {}, symbols[0] if is_curve else "position", is_curve)
 
 
-def as_dict(dial: DialedPolicy, swept: Found) -> dict[str, Any]:
+def as_dict(dial: DialedPolicy, swept: SweepResult) -> dict[str, Any]:
     """Return the content of `dial.json`; numbers that are not finite become null."""
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
     content: dict[str, Any] = {"format": FORMAT, "of": str(dial.path), "sha256": dial.checksum, "how": dial.method}
@@ -219,7 +221,7 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
     """
     path = sweep / "sweep.json"
     content = read_json(path)
-    action = "mean_action" if decoder_options(env) is None else "sampled_action"  # as `Point.judged`
+    action = "mean_action" if decoder_options(env) is None else "sampled_action"  # as `Point.main_evaluation`
     point = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
     check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
     swept = content["request"]
@@ -247,7 +249,7 @@ def _film_positions(dial: DialedPolicy, say: Callable[[str], None]) -> tuple[lis
         return films_for_page([Shot(str(files[0]), dial.env, role="prior"), *shots], say)
 
 
-def _lead(dial: DialedPolicy, swept: Found) -> str:
+def _lead(dial: DialedPolicy, swept: SweepResult) -> str:
     """Return the lead of the page: what was turned or trained, and the verdict."""
     file, verdict = escape(str(dial.path)), f"{escape(capitalized(swept.verdict))}."
     if not dial.dials:
@@ -258,14 +260,14 @@ def _lead(dial: DialedPolicy, swept: Found) -> str:
     sentences = [f"{file}: one run trained a policy that takes {inputs}."]
     if dial.sweep_points:
         sentences.append(f"Beside it, in grey: {len(dial.sweep_points)} points of a sweep, each trained for itself.")
-    if swept.in_a_row:
+    if swept.is_curve:
         sentences.append(verdict)
     return " ".join(sentences)
 
 
-def _sliders(dial: DialedPolicy, swept: Found) -> list[str]:
+def _sliders(dial: DialedPolicy, swept: SweepResult) -> list[str]:
     """Return a slider for each dial. A single one begins at the best position, several in the middle."""
-    if swept.in_a_row:
+    if swept.is_curve:
         *_, left, right = meaning(dial.dials[0]) if dial.dials else ("prior", "customized")
         return [sweep_page.point_slider(swept, left, right)]
     sliders = []
@@ -277,7 +279,7 @@ def _sliders(dial: DialedPolicy, swept: Found) -> list[str]:
     return sliders
 
 
-def write_dial_report(dial: DialedPolicy, swept: Found, say: Callable[[str], None]) -> Path:
+def write_dial_report(dial: DialedPolicy, swept: SweepResult, say: Callable[[str], None]) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     films, complaint = _film_positions(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
@@ -293,7 +295,7 @@ def write_dial_report(dial: DialedPolicy, swept: Found, say: Callable[[str], Non
         ),
         page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
     ]
-    if swept.in_a_row:
+    if swept.is_curve:
         chart = sweep_page.tradeoff_chart(swept, dial.sweep_points)
         parts.append(page.section("The trade-off", chart, note=sweep_page.tradeoff_note(swept)))
     note = sweep_page.points_note(swept)

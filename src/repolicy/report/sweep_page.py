@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.many.tradeoff import Found, Point
+from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
 from repolicy.report.run_page import action_kind, by_action, film_caption, films_for_page, reward_table, reward_tiles
@@ -42,7 +42,7 @@ show(selected());
 """
 
 
-def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
+def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _: None) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = swept.request["env"]
     files = [swept.prior.folder, *(point.policy for point in swept.points)]
@@ -74,12 +74,12 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
 # The pieces of a page with a slider -----------------------------------------------------------------------------------
 
 
-def film_figures(swept: Found, films: Sequence[bytes]) -> list[str]:
+def film_figures(swept: SweepResult, films: Sequence[bytes]) -> list[str]:
     """Return the prior's film, which is always shown, and each point's film, which the slider selects."""
     prior, *rest = films
-    figures = [page.film(prior, film_caption("prior", swept.prior.judged), "prior")]
+    figures = [page.film(prior, film_caption("prior", swept.prior.main_evaluation), "prior")]
     for index, (point, film) in enumerate(zip(swept.points, rest, strict=True)):
-        caption = film_caption(swept.name(point), point.judged)
+        caption = film_caption(swept.name(point), point.main_evaluation)
         figures.append(page.film(film, caption, "customized", f'data-shown="{index}"'))
     return figures
 
@@ -89,21 +89,21 @@ def at_stop(index: int, content: str) -> str:
     return f'<div class="beneath" data-shown="{index}">{content}</div>'
 
 
-def point_verdicts(swept: Found) -> list[str]:
+def point_verdicts(swept: SweepResult) -> list[str]:
     """Return the verdict on each point, with its numbers beside the prior's."""
     contents, prior = [], swept.prior
     for index, point in enumerate(swept.points):
-        before, after = prior.judged, point.judged
+        before, after = prior.main_evaluation, point.main_evaluation
         pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         contents.append(at_stop(index, sentence + page.tiles(reward_tiles({"prior": before, "customized": after}))))
     return contents
 
 
-def point_slider(swept: Found, left: str, right: str) -> str:
+def point_slider(swept: SweepResult, left: str, right: str) -> str:
     """Return the slider over all points of a sweep, or of a dial with one weight."""
     names = [f"{swept.name(point)}{swept.marks(index)}" for index, point in enumerate(swept.points)]
-    return slider("omega", swept.letter, names, swept.first, left, right)
+    return slider("omega", swept.symbol, names, swept.first_shown, left, right)
 
 
 def slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
@@ -116,7 +116,7 @@ def slider(name: str, label: str, stops: Sequence[str], first: int, left: str, r
     )
 
 
-def point_tables(swept: Found) -> list[str]:
+def point_tables(swept: SweepResult) -> list[str]:
     """Return for each point a table of prior and point, as in the paper's Table 2."""
     contents = []
     for index, point in enumerate(swept.points):
@@ -126,25 +126,25 @@ def point_tables(swept: Found) -> list[str]:
     return contents
 
 
-def points_table(swept: Found) -> str:
+def points_table(swept: SweepResult) -> str:
     """Return the table of all points, whose rows select a point."""
     attributes = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
     return page.table(*swept.table(mean_and_std), attributes)
 
 
-def points_note(swept: Found) -> str:
+def points_note(swept: SweepResult) -> str:
     episodes = counted(len(swept.prior.mean.basic), "episode")
     return (
-        f"Mean ± std over {episodes} with {action_words(swept.prior.judged)}; log prior and KL(policy ‖ prior) over as "
-        "many with sampled ones, at the states that the policy itself visits."
+        f"Mean ± std over {episodes} with {action_words(swept.prior.main_evaluation)}; log prior and KL(policy ‖ "
+        "prior) over as many with sampled ones, at the states that the policy itself visits."
     )
 
 
-def tradeoff_note(swept: Found) -> str:
+def tradeoff_note(swept: SweepResult) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
     best = ""
     if swept.best is not None:
-        others = f" ({counted(swept.as_good, 'other')} within its error)" if swept.as_good else ""
+        others = f" ({counted(swept.tied_points, 'other')} within its error)" if swept.tied_points else ""
         best = f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}{others}; "
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
@@ -161,35 +161,35 @@ class Beside(NamedTuple):
     addon: float
 
 
-def tradeoff_chart(swept: Found, others: Sequence[Beside] = ()) -> str:
+def tradeoff_chart(swept: SweepResult, others: Sequence[Beside] = ()) -> str:
     """Return a chart of all points: horizontal what a point keeps, vertical what it gains, with error bars.
 
     `others` are points of another sweep, drawn in grey.
     """
     points = [swept.prior, *swept.points]
     names = ["prior", *(swept.name(point) for point in swept.points)]
-    costs = [_mean_and_bar(point, swept.cost) for point in points]
+    costs = [_mean_and_bar(point, swept.cost_name) for point in points]
     gains = [_mean_and_bar(point, "addon_reward") for point in points]
-    other_costs = [(other, other.basic if swept.basic_known else other.kl) for other in others]
+    other_costs = [(other, other.basic if swept.has_basic_reward else other.kl) for other in others]
     grey = [(other.omega, x, other.addon) for other, x in other_costs if x is not None]
 
     # The axes, which must hold all error bars.
     xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in grey]
     ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in grey]
     axes = charts.Axes(xs, ys, 400, 300)
-    action = action_kind(swept.prior.judged)
+    action = action_kind(swept.prior.main_evaluation)
     a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # "a step" or "a decision"
-    horizontal = f"basic reward, {action}" if swept.basic_known else f"KL to the prior, nats {a_step}, sampled"
+    horizontal = f"basic reward, {action}" if swept.has_basic_reward else f"KL to the prior, nats {a_step}, sampled"
     content = axes.name_axes(horizontal, f"add-on reward, {action}")
     axes.widen(0.08)
     content += axes.frame()
 
     # The points, and the path from one to the next. The prior is the position t = 0, and the limit of a large ω′.
     for omega, x, y in grey:
-        tip = f"trained alone, {swept.letter} {omega:g}: {charts.format_value(x)}, {charts.format_value(y)}"
+        tip = f"trained alone, {swept.symbol} {omega:g}: {charts.format_value(x)}, {charts.format_value(y)}"
         content += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
     places = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in zip(costs, gains, strict=True)]
-    path = {"t": places, "ω′": [*places[1:], places[0]]}.get(swept.letter, places[1:])
+    path = {"t": places, "ω′": [*places[1:], places[0]]}.get(swept.symbol, places[1:])
     content += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in path)}"/>'
     for index, (name, (px, py), (x, dx), (y, dy)) in enumerate(zip(names, places, costs, gains, strict=True)):
         content += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
