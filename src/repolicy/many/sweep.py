@@ -71,31 +71,31 @@ def sweep(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> SweepResult:
-    """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return them.
+    """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return the result.
 
-    Each point is a process of its own, which imports the functions that it is given by name.
+    Each point is trained in a process of its own, which imports functions by their names.
 
     Args:
         prior: a policy's file, a run's folder, the name of a policy that ships, or the result of a run.
         addon: the wish, as in `customize`.
         omegas: the values of ω′; 0 is the add-on alone.
-        alpha: α̂, or "omega": each point's own ω′, as always of a generative policy. By default the prior's own, else a
-            third of the smallest ω′ above 0.
+        alpha: α̂, or "omega": each point's own ω′, as always for a generative policy. By default the prior's own, else
+            a third of the smallest ω′ above 0.
         out: the sweep's folder; by default `runs/PRIOR-sweep`.
         settings: how to train each point, such as `{"steps": 300_000}`; the rest is as in `customize_defaults`.
         states: the price on states; by default what a nat is worth in the old reward.
         env: the environment; by default the one that the prior was trained in.
-        resume: go on with the sweep in the folder; what is not given again is as it was, and new values are added.
+        resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.
         trust: run code that the prior's file or the resumed sweep names.
         reading: options for a file of another library.
-        noise: of a generative policy, how many numbers of noise it takes, as in `customize`.
-        chunk: how many actions in a row a generative policy gives at a time.
+        noise: for a generative policy, the size of its noise, as in `customize`.
+        chunk: for a generative policy, the number of successive actions in its output.
         sparse: accept an add-on that is constant over some thousand trial steps.
-        jobs: how many points are trained at a time; 0 means one a core.
+        jobs: the number of points that are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
-        episodes: of each evaluation afterwards.
+        episodes: the number of episodes in each evaluation afterwards.
         say: is called with each message.
-        progress: is called with the share of each point that is done, by its ω′.
+        progress: is called with the share of training that is done, for each ω′.
     """
     if not isinstance(prior, str | Path | Result):
         kind = type(prior).__name__
@@ -106,45 +106,56 @@ def sweep(
     content = read_sweep(folder) if resume else None
     before = None if content is None else _stored_request(content, folder)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
-    omegas = sorted_omegas(values or (content["omegas"] if content else ()))
+    if content is not None and not values:
+        values = content["omegas"]
+    omegas = sorted_omegas(values)
     if before is None:
         _check_new(folder)  # before anything that takes a while
     RunFolder(folder).check_writable()
-    asked = RequestOptions.from_arguments(env, addon, sparse=sparse)
+    options = RequestOptions.from_arguments(env, addon, sparse=sparse)
     if before is not None:
-        asked.require_trust(before, folder / "sweep.json", trust)
-        alpha = before.objective.alpha if alpha is None else alpha  # with other values of omega, the same
+        options.require_trust(before, folder / "sweep.json", trust)
+        alpha = before.objective.alpha if alpha is None else alpha  # stays the same when values of omega are added
         states = before.objective.states if states is None else states
-    asked = asked.filled_from(before)
+    options = options.filled_from(before)
 
     # Open the prior, which may name its environment and settings.
-    kept, resumed = folder / "prior.safetensors", before is not None
-    start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
+    prior_file, resumed = folder / "prior.safetensors", before is not None
+    start, env = open_start(prior, options.env, settings, noise, chunk, trust, prior_file, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    settings = complete_settings(settings, start.default_settings("", settings) if before is None else before.settings)
+    defaults = start.default_settings("", settings) if before is None else before.settings
+    settings = complete_settings(settings, defaults)
     env = env or start.env(trust)
-    _check_points(env, asked.addons, settings, alpha)
+    _check_points(env, options.addons, settings, alpha)
     settings = replace(settings, ranks=1)
 
     # Try the add-on, and choose alpha and states for all points.
     env = start.with_roles(env, settings.backend)
-    least = next((omega for omega in omegas if omega), 0.0)
-    objective = Objective("addon", least, alpha, states=states)
-    request = Request(env, objective, settings, asked.addons, sparse=asked.sparse)
+    smallest = next((omega for omega in omegas if omega), 0.0)
+    objective = Objective("addon", smallest, alpha, states=states)
+    request = Request(env, objective, settings, options.addons, sparse=options.sparse)
     notes = [*start.notes, *try_addon(start.saved.policy, request)]
     request, decision = choose_weights(request, start.saved, say)
-    for sentence in [*notes, *decision.notes]:
-        say(sentence)
-    tied = alpha == "omega" or (alpha is None and decoder_options(env) is not None)
-    shared = _shared_request(request, tied)
+    for note in [*notes, *decision.notes]:
+        say(note)
+    alpha_is_omega = alpha == "omega" or (alpha is None and decoder_options(env) is not None)
+    shared = {  # the part of the request that all points share
+        "env": request.env,
+        "addons": list(request.addons),
+        "alpha": "omega" if alpha_is_omega else request.objective.alpha,
+        "states": request.objective.states,
+        "settings": request.settings.as_dict(),
+        "sparse": request.sparse,
+    }
 
+    # Train all points, and evaluate them.
     starter = pool.connect_to_ray() if on_ray else LocalProcess
     with RunFolder(folder).locked():
         omegas = _claim_folder(folder, shared, omegas, start.content)
-        count = jobs or (len(omegas) if on_ray else physical_cores())
-        say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
-        failed = _train(omegas, folder, shared, starter, count, say, progress)
+        at_once = jobs or (len(omegas) if on_ray else physical_cores())
+        say(f"training {counted(len(omegas), 'point')}, {min(at_once, len(omegas))} at a time")
+        failed = _train(omegas, folder, shared, starter, at_once, say, progress)
         result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
         write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(result))
     return result
@@ -168,43 +179,31 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"alpha is {alpha}; a sweep needs one number, or omega: each point's own")
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
-    if here := find_session_only([env, *wishes]):
-        what = f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session"
-        raise UsageError(f"{what}: write it into a file and name it as file.py:{here}")
-
-
-def _shared_request(request: Request, tied: bool) -> dict[str, Any]:
-    """Return the part of the request that all points share; `tied`: each point's alpha is its own omega."""
-    return {
-        "env": request.env,
-        "addons": list(request.addons),
-        "alpha": "omega" if tied else request.objective.alpha,
-        "states": request.objective.states,
-        "settings": request.settings.as_dict(),
-        "sparse": request.sparse,
-    }
+    if name := find_session_only([env, *wishes]):
+        problem = f"each point of a sweep is a process of its own, which cannot import {name!r} of this Python session"
+        raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}")
 
 
 def _stored_request(content: dict[str, Any], folder: Path) -> Request:
     """Return the request of the resumed sweep's points, without an omega."""
-    kept = content["request"]
-    objective = Objective("addon", None, kept["alpha"], states=kept["states"])
-    settings = Settings(**validate_settings(kept["settings"], f"the sweep in {folder}"))
-    return Request(kept["env"], objective, settings, tuple(kept["addons"]), sparse=kept["sparse"])
+    stored = content["request"]
+    objective = Objective("addon", None, stored["alpha"], states=stored["states"])
+    settings = Settings(**validate_settings(stored["settings"], f"the sweep in {folder}"))
+    return Request(stored["env"], objective, settings, tuple(stored["addons"]), sparse=stored["sparse"])
 
 
 def sorted_omegas(omegas: Collection[float]) -> list[float]:
-    """Return the values in ascending order; raise where one is no weight, or occurs twice."""
+    """Return the values in ascending order; raise where one is not a weight, or occurs twice."""
     if not len(omegas):
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
     for omega in omegas:
         if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
             raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
     values = [float(omega) + 0.0 for omega in omegas]  # −0 becomes 0
-    written = [_omega_text(omega) for omega in values]
-    twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
-    if twice:
-        raise UsageError(f"--omega has {' and '.join(twice)} more than once")
+    texts = [_omega_text(omega) for omega in values]
+    duplicates = sorted({text for text in texts if texts.count(text) > 1}, key=float)
+    if duplicates:
+        raise UsageError(f"--omega has {' and '.join(duplicates)} more than once")
     return sorted(values)
 
 
@@ -218,26 +217,27 @@ def _point_folder(folder: Path, omega: float) -> Path:
 
 def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
     """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
-    file, before = folder / "sweep.json", read_sweep(folder)
-    if before is not None:
-        omegas = sorted_omegas({*before["omegas"], *omegas})
+    prior_file, content = folder / "prior.safetensors", read_sweep(folder)
+    if content is not None:
+        omegas = sorted_omegas({*content["omegas"], *omegas})
         try:
-            same_prior = (folder / "prior.safetensors").read_bytes() == prior
+            is_same_prior = prior_file.read_bytes() == prior
         except OSError as error:
-            raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
-        changes = list(describe_changes(before["request"], json.loads(json.dumps(request))))
-        changes += [] if same_prior else ["the prior is another"]
+            raise FileError(f"{prior_file} cannot be read: {error.strerror}") from None
+        changes = list(describe_changes(content["request"], json.loads(json.dumps(request))))
+        if not is_same_prior:
+            changes.append("the prior is another")
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
-        write_json(folder / "settings.json", request["settings"])  # read by the points; it may be edited
-        write_json(file, before | {"omegas": omegas})
-        return omegas
-    for name in ("prior.safetensors", "settings.json", "report.html"):
-        if (folder / name).exists():
-            raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
-    write_bytes(folder / "prior.safetensors", prior)
-    write_json(folder / "settings.json", request["settings"])
-    write_json(file, {"format": FORMAT, "request": request, "omegas": omegas})
+        content["omegas"] = omegas
+    else:
+        for name in ("prior.safetensors", "settings.json", "report.html"):
+            if (folder / name).exists():
+                raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
+        write_bytes(prior_file, prior)
+        content = {"format": FORMAT, "request": request, "omegas": omegas}
+    write_json(folder / "settings.json", request["settings"])  # each point reads it; the user may have edited it
+    write_json(folder / "sweep.json", content)
     return omegas
 
 
@@ -264,21 +264,20 @@ def _train(
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
-    jobs, errors = dict[Job, float](), dict[float, str]()
+    omega_of, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        jobs[
-            Job(f"ω′ {omega:g}", _point_command(omega, folder, request), folder / f"omega-{_omega_text(omega)}.log")
-        ] = omega
+        log = folder / f"omega-{_omega_text(omega)}.log"
+        omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), log)] = omega
 
     def ended(job: Job, error: str) -> None:
-        errors[jobs[job]] = error
+        errors[omega_of[job]] = error
         if not error:
             say(f"{job.name} is trained")
 
     def watch(_: list[Job]) -> None:
         progress({omega: _point_progress(_point_folder(folder, omega), request) for omega in omegas})
 
-    run_jobs(list(jobs), start, at_once, ended=ended, watch=watch)
+    run_jobs(list(omega_of), start, at_once, ended=ended, watch=watch)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
     for omega, error in failed.items():
         say(f"ω′ {omega:g} failed: {error}")
@@ -294,14 +293,14 @@ def _point_command(omega: float, folder: Path, request: dict[str, Any]) -> tuple
     )  # fmt: skip
 
 
-def _point_progress(place: Path, request: dict[str, Any]) -> float:
-    """Return the share of a point that is done, by the last line of its log."""
+def _point_progress(folder: Path, request: dict[str, Any]) -> float:
+    """Return the share of a point's training that is done, by the last line of its metrics."""
     settings = Settings(**request["settings"])
     try:
-        with open(RunFolder(place).metrics, "rb") as file:
+        with open(RunFolder(folder).metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            last = file.read().splitlines()[-1]
-        return float(json.loads(last)["iteration"]) / settings.iterations
+            last_line = file.read().splitlines()[-1]
+        return float(json.loads(last_line)["iteration"]) / settings.iterations
     except (OSError, ValueError, IndexError, KeyError, TypeError):
         return 0.0
 
@@ -318,14 +317,18 @@ def _evaluate_all(
     episodes: int,
     say: Callable[[str], None],
 ) -> SweepResult:
+    """Evaluate the prior and all points that could be trained."""
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
-    def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
+    def evaluated_point(name: str, omega: float, place: Path, policy: Policy) -> Point:
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         with ranks.one_thread():
             return Point(omega, place, *evaluate_point(policy, prior, request["env"], addon, episodes, backend))
 
-    first = point("the prior", math.inf, folder / "prior.safetensors", prior)
-    trained = [(omega, _point_folder(folder, omega)) for omega in omegas if omega not in failed]
-    points = [point(f"ω′ {w:g}", w, place, read_policy(RunFolder(place).policy).policy) for w, place in trained]
-    return SweepResult(request, folder, first, points, failed)
+    prior_point, points = evaluated_point("the prior", math.inf, folder / "prior.safetensors", prior), []
+    for omega in omegas:
+        if omega not in failed:
+            place = _point_folder(folder, omega)
+            policy = read_policy(RunFolder(place).policy).policy
+            points.append(evaluated_point(f"ω′ {omega:g}", omega, place, policy))
+    return SweepResult(request, folder, prior_point, points, failed)
