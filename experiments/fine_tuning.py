@@ -4,8 +4,8 @@
     python -m experiments.fine_tuning --picture docs/images/fine-tuning.png     # of what is in the file
 
 All are Stable-Baselines3's PPO on the same environments, whose reward is the wish alone. They differ only by their
-entry in WAYS. A row of the ledger has a run's curves of the wish and of the basic reward, which no way learns from, and 100
-episodes of its last policy. Go1 is the published policy of a robot, from the folder --priors.
+entry in WAYS. A row of the ledger has curves of the wish and of the basic reward, which no way learns from, and 100
+episodes of the last policy. Go1 is the published policy of a robot, from the folder --priors.
 """
 
 import copy

@@ -1,10 +1,10 @@
-"""The paper's Tables 1, 2 and 5, measured again.
+"""Measure the paper's Tables 1, 2 and 5 again.
 
     python -m experiments.paper run --jobs 2                        # all of it: 150 rows, days of one core
     python -m experiments.paper run --only table1 hopper --seeds 3  # a part
     python -m experiments.paper report                              # docs/results-paper.md and its picture
 
-What is in the ledger is not repeated, and a run that was cut off goes on where its last checkpoint stands.
+Runs in the ledger are not repeated, and an interrupted run resumes from its last checkpoint.
 """
 
 import argparse
@@ -23,30 +23,30 @@ from repolicy.runs.folder import RunFolder
 
 
 def main() -> None:
-    page, kept = Path("docs/results-paper.md"), Path("results/paper")  # the best of soft
+    page, priors = Path("docs/results-paper.md"), Path("results/paper")
     only = {"nargs": "+", "default": [], "help": "tables, environments, variants; by default all"}
-    parser = campaign.make_parser("experiments.paper", __doc__, only=only, seeds=5, priors=kept, page=page)
+    parser = campaign.make_parser("experiments.paper", __doc__, only=only, seeds=5, priors=priors, page=page)
     parser.add_argument("what", choices=["run", "report"])
     options = parser.parse_args()
     {"run": run, "report": report}[options.what](options)
 
 
 def prior_path(task: str, options: argparse.Namespace) -> Path:
-    """Return where the best policy of `soft` is, once all seeds of it are in the ledger."""
+    """Return the file of a task's prior: the best policy of `soft`, once all its seeds are in the ledger."""
     return Path(options.priors / f"{task}.safetensors")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Make the runs that the ledger lacks."""
+    """Make the runs that the ledger lacks. Each prior is stored as soon as all seeds of `soft` are trained."""
     plans = {plan.key: plan for plan in plan_runs(tuple(options.only), options.seeds)}
 
-    def ready(wanted: Run, rows: Rows) -> bool:
-        plan = plans[wanted.key]
+    def ready(run: Run, rows: Rows) -> bool:
+        plan = plans[run.key]
         return not plan.needs_prior or all(f"{plan.task}/soft/{seed}" in rows for seed in range(options.seeds))
 
-    def done(made: Run, rows: Rows) -> None:
-        if plans[made.key].variant == "soft":
-            keep_prior(plans[made.key].task, rows, options)
+    def done(run: Run, rows: Rows) -> None:
+        if plans[run.key].variant == "soft":
+            keep_prior(plans[run.key].task, rows, options)
 
     for task in dict.fromkeys(plan.task for plan in plans.values() if plan.needs_prior):
         keep_prior(task, campaign.finished_rows(Ledger(options.ledger)), options)
@@ -57,15 +57,15 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
-    """Keep what customizing begins from, once all seeds of `soft` are trained: their best policy, by the mean action.
+    """Store the prior once all seeds of `soft` are trained: their best policy, by the mean action.
 
-    What is there already stays: runs may have begun from it.
+    A prior that exists already is not replaced, because runs may have started from it.
     """
-    path, trained = prior_path(task, options), [rows.get(f"{task}/soft/{seed}") for seed in range(options.seeds)]
-    known = [row for row in trained if row is not None]
-    if path.exists() or len(known) < options.seeds:
+    path, keys = prior_path(task, options), [f"{task}/soft/{seed}" for seed in range(options.seeds)]
+    if path.exists() or not all(key in rows for key in keys):
         return
-    best, name = max(product(known, ("last", "best")), key=lambda each: basic_return(*each))
+    policies = product((rows[key] for key in keys), ("last", "best"))
+    best, name = max(policies, key=lambda policy: basic_return(*policy))
     folder = RunFolder(options.runs / best["key"].replace("/", "-"))
     file = folder.last_policy if name == "last" else folder.policy
     if not file.exists() or file_sum(file) != best["policies"][name]:

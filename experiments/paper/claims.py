@@ -1,4 +1,4 @@
-"""What the paper's text says of its tables, as rows that our own runs can hold up or not."""
+"""The claims of the paper's text about its tables, and tests of them on our own runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +11,21 @@ from experiments.paper.results import Results, Scores
 from experiments.statistics import bootstrap_interval, mean, permutation_p_value
 
 Verdict = Literal["holds here", "does not", "cannot tell", "not measured yet"]
-Way = tuple[str, str]  # which policy of a run, by which action
+Way = tuple[str, str]  # which policy of a run, and which action
 MAIN: Way = ("last", "mean")
 OTHERS: tuple[Way, ...] = (("best", "mean"), ("last", "sampled"))
-ERROR = 0.05  # how often a verdict may be wrong where there is nothing to tell, for each of the two verdicts
-HALF = 0.5  # of what is left of a policy that has failed, at most
+ERROR = 0.05  # probability of each of the two wrong verdicts if there is no difference
+HALF = 0.5  # a policy has failed if it has less than this share
 
 
 @dataclass(frozen=True)
 class Claim:
-    """share · `left` − `right` is above −margin · |right|, in each of the tasks."""
+    """In each task, share · left − right is above −margin · |right|."""
 
-    said: str
+    text: str
     left: str  # variants
     right: str
-    part: str
+    part: str  # the quantity that is compared
     tasks: tuple[str, ...]
     margin: float = 0.0  # 0: better; 0.1: as good, up to a tenth
     share: float = 1.0
@@ -81,16 +81,16 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim in one environment."""
+    """The result of testing a claim in one environment."""
 
     claim: Claim
     task: str
     verdict: Verdict
-    others: tuple[Verdict, ...]  # by each of OTHERS
+    others: tuple[Verdict, ...]  # for each of OTHERS
     printed: float  # share · left − right in the paper
-    holds_in_print: bool  # whether the paper's own numbers are as it says
+    holds_in_print: bool  # whether the paper's own numbers agree with the claim
     p: float | None = None  # of the verdict
-    figure: float | None = None  # share · left − right
+    difference: float | None = None  # share · left − right
     low: float | None = None
     high: float | None = None
 
@@ -100,47 +100,50 @@ def examine_all(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Find
 
 
 def examine(results: Results, claim: Claim, task: str) -> Finding:
-    """Hold a claim against our runs: verdicts by the main way and by the others, and by the main one the figures."""
+    """Test a claim on our runs. Return verdicts for all ways, and for the main way the difference and its interval."""
     best = claim.whose == "best seed"
-    theirs = [printed.value(task, name, claim.part, best) for name in (claim.left, claim.right)]
-    left_one, right_one = claim.share * theirs[0], theirs[1]
-    in_print = left_one - right_one, left_one > right_one - claim.margin * abs(right_one)
+    paper_left, paper_right = (printed.value(task, name, claim.part, best) for name in (claim.left, claim.right))
+    paper_left *= claim.share
+    in_print = paper_left - paper_right, paper_left > paper_right - claim.margin * abs(paper_right)
     (verdict, p), *others = (judge(*compared_scores(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
     left, right = compared_scores(results, claim, task, MAIN)
-    found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p)
+    finding = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p)
     if left is None or right is None:
-        return found
-    one, other = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
+        return finding
+    left_seeds, right_seeds = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
     several = min((len(each.seeds) for each in (left, right) if not each.one_policy), default=1) > 1
-    known = several and not best  # a bootstrap knows nothing beyond the best seed
-    low, high = bootstrap_interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
-    middle = seed_statistic(claim)
-    return replace(found, figure=float(middle(one[:, 0]) - middle(other[:, 0])), low=low, high=high)
+    has_interval = several and not best  # a bootstrap never exceeds the best seed, so it has no interval for it
+    low, high = None, None
+    if has_interval:
+        low, high = bootstrap_interval(lambda x, y: mean(x) - mean(y), left_seeds, right_seeds)
+    statistic = seed_statistic(claim)
+    difference = float(statistic(left_seeds[:, 0]) - statistic(right_seeds[:, 0]))
+    return replace(finding, difference=difference, low=low, high=high)
 
 
 def compared_scores(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
-    """Return what a claim compares."""
+    """Return the scores of both sides of a claim."""
     return results.scores(task, claim.left, claim.part, *way), results.scores(task, claim.right, claim.part, *way)
 
 
 def judge(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Verdict, float | None]:
-    """Return the verdict, and the p of the smaller side."""
+    """Return the verdict and the p-value of the one-sided permutation test, in the direction with the smaller one."""
     if left is None or right is None:
         return "not measured yet", None
-    middle = seed_statistic(claim)
+    statistic = seed_statistic(claim)
 
-    def gap(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
-        return np.asarray(middle(ours) - middle(others))
+    def gap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        return np.asarray(statistic(ours) - statistic(theirs))
 
-    one, most = claim.share * left.seeds, right.seeds - claim.margin * abs(middle(right.seeds))
+    ours, bound = claim.share * left.seeds, right.seeds - claim.margin * abs(statistic(right.seeds))
     known = left.one_policy or right.one_policy
-    p = min(permutation_p_value(gap, one, most, known), permutation_p_value(gap, most, one, known))
+    p = min(permutation_p_value(gap, ours, bound, known), permutation_p_value(gap, bound, ours, known))
     if p > ERROR:
         return "cannot tell", p
-    return "holds here" if gap(one, most) > 0 else "does not", p
+    return "holds here" if gap(ours, bound) > 0 else "does not", p
 
 
 def seed_statistic(claim: Claim) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what makes of seeds `[..., S]` the one number that a claim is about."""
-    middle = np.max if claim.whose == "best seed" else np.mean
-    return lambda seeds: np.asarray(middle(seeds, axis=-1))
+    """Return the function that reduces seeds `[..., S]` to the number that a claim is about."""
+    reduce = np.max if claim.whose == "best seed" else np.mean
+    return lambda seeds: np.asarray(reduce(seeds, axis=-1))

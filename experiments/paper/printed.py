@@ -1,4 +1,4 @@
-"""What the paper prints: (mean, std) over 500 episodes, five seeds (its Tables 1, 2 and 5)."""
+"""The numbers of the paper's Tables 1, 2 and 5: (mean, std) over 500 episodes, five seeds."""
 
 Pair = tuple[float, float]
 
@@ -58,7 +58,7 @@ CUSTOMIZED: dict[str, dict[str, tuple[Pair, Pair, Pair, Pair]]] = {
 
 
 def value(task: str, variant: str, part: str, best: bool = False) -> float:
-    """Return what the paper prints for it: of Tables 1 and 5 where these have it, else of Table 2."""
+    """Return the paper's mean of a quantity: from Tables 1 and 5 if they have it, else from Table 2."""
     if part == "basic_reward" and variant in AVERAGE[task]:
         return (BEST if best else AVERAGE)[task][variant][0]
     return CUSTOMIZED[task][variant][PARTS.index(part)][0]

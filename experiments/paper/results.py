@@ -1,4 +1,4 @@
-"""From the ledger's rows to arrays."""
+"""The campaign's rows as arrays of scores, and what differs between runs of one table."""
 
 import re
 from collections import Counter
@@ -19,15 +19,15 @@ SETTINGS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one quantity and one variant: mean and std over each seed's episodes, both `[S]`."""
+    """One quantity of one variant: mean and std over each seed's episodes, both `[S]`."""
 
     means: np.ndarray
     stds: np.ndarray
-    one_policy: bool = False  # whether the "seeds" are evaluations of one policy, as of a prior
+    one_policy: bool = False  # the "seeds" are evaluations of one policy, such as a prior
 
     @property
     def pooled(self) -> tuple[float, float]:
-        """Return mean and std over all episodes of all seeds, as the paper has them."""
+        """Return mean and std over all episodes of all seeds, as in the paper."""
         return float(self.means.mean()), float(np.sqrt(np.mean(self.stds**2) + self.means.var()))
 
     @property
@@ -38,7 +38,7 @@ class Scores:
 
     @property
     def seeds(self) -> np.ndarray:
-        """Return the mean of each seed, `[S]`; of one policy, a single number."""
+        """Return the mean of each seed, `[S]`; for one policy, `[1]`."""
         return self.means.mean(keepdims=True) if self.one_policy else self.means
 
     @property
@@ -49,63 +49,67 @@ class Scores:
 
 @dataclass(frozen=True)
 class Results:
-    """The campaign as far as it is."""
+    """The rows that the campaign has so far."""
 
-    rows: dict[str, Row]  # by key
+    rows: dict[str, Row]  # key -> row
     seeds: int
 
     def of(self, task: str, variant: str) -> list[Row]:
-        found = [self.rows.get(f"{task}/{variant}/{seed}") for seed in range(self.seeds)]
-        return [row for row in found if row is not None and "error" not in row]
+        """Return the rows of a variant's seeds that succeeded."""
+        rows = [self.rows.get(f"{task}/{variant}/{seed}") for seed in range(self.seeds)]
+        return [row for row in rows if row is not None and "error" not in row]
 
     def scores(self, task: str, variant: str, part: str, which: str = "last", action: str = "mean") -> Scores | None:
+        """Return the scores of a variant's `which` policies (last or best), or None if it has no run."""
         rows = self.of(task, variant)
         if not rows:
             return None
-        kept = [row[which if which in row else "last"] for row in rows]  # a prior is one policy, its last
-        means, stds = np.array([each[action][part] for each in kept], np.float64).T
+        evaluations = [row[which if which in row else "last"] for row in rows]  # a prior has only a last policy
+        means, stds = np.array([evaluation[action][part] for evaluation in evaluations], np.float64).T
         return Scores(means, stds, ALL_VARIANTS[variant].command == "evaluate")
 
     @property
     def missing(self) -> dict[str, list[int]]:
-        """Return `task/variant` and its seeds that are not in the ledger, or failed."""
-        found: dict[str, list[int]] = {}
+        """Return by `task/variant` the seeds that are not in the ledger, or failed."""
+        missing: dict[str, list[int]] = {}
         for plan in plan_runs((), self.seeds):
             if "error" in self.rows.get(plan.key, {"error": ""}):
-                found.setdefault(f"{plan.task}/{plan.variant}", []).append(plan.seed)
-        return found
+                missing.setdefault(f"{plan.task}/{plan.variant}", []).append(plan.seed)
+        return missing
 
     @property
     def failed(self) -> dict[str, str]:
+        """Return the errors of failed runs by key."""
         return {key: row["error"] for key, row in self.rows.items() if row.get("error")}
 
     def table(self, variants: Sequence[str]) -> list[Row]:
-        """Return all rows of the variants that stand in one table."""
+        """Return all rows of the variants of one table."""
         return [row for task in TASKS | OWN_TASKS for variant in variants for row in self.of(task, variant)]
 
 
 def describe_differences(rows: Sequence[Row]) -> list[str]:
-    """Say what differs between runs that stand in one table: versions, machines, code, priors, settings.
+    """Return what differs between the runs of one table: versions, machines, code, priors and settings.
 
-    And between the seeds of one variant: what was done, and where it was evaluated.
+    Between the seeds of one variant, also the command and the evaluation are compared.
     """
-    said, made = [], [each for row in rows for each in (row, *row.get("went_on_with", []))]
-    for name in sorted({name for each in made for name in each["versions"]}):
-        said += _describe_values(name, [each["versions"].get(name, "unknown") for each in made])
-    said += _describe_values("processor", [each["machine"]["processor"] for each in made])
-    commits = len({each["commit"] for each in made})
-    said += [f"code: {commits} commits"] * (commits > 1)
-    for task, mine in sorted(group_by(rows, task_of).items()):
-        said += _describe_values(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_checksum(row))])
-        known = [shown_settings(row) for row in mine if row.get("request")]
+    lines, attempts = [], [attempt for row in rows for attempt in (row, *row.get("went_on_with", []))]
+    for name in sorted({name for attempt in attempts for name in attempt["versions"]}):
+        lines += _describe_values(name, [attempt["versions"].get(name, "unknown") for attempt in attempts])
+    lines += _describe_values("processor", [attempt["machine"]["processor"] for attempt in attempts])
+    commits = len({attempt["commit"] for attempt in attempts})
+    lines += [f"code: {commits} commits"] * (commits > 1)
+    for task, task_rows in sorted(group_by(rows, task_of).items()):
+        priors = [prior_checksum(row)[:10] for row in task_rows]
+        lines += _describe_values(f"{task}'s prior", [prior for prior in priors if prior])
+        requests = [shown_settings(row) for row in task_rows if row.get("request")]
         for name in SETTINGS:
-            said += _describe_values(f"{task}'s {name}", [settings.get(name) for settings in known])
-    for variant, same in sorted(group_by(rows, key_without_seed).items()):
-        commands = [row["command"] for row in same if "command" in row]
-        said += _describe_values(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
+            lines += _describe_values(f"{task}'s {name}", [settings.get(name) for settings in requests])
+    for variant, variant_rows in sorted(group_by(rows, key_without_seed).items()):
+        commands = [re.sub(r" --seed \d+", "", row["command"]) for row in variant_rows if "command" in row]
+        lines += _describe_values(f"{variant}'s command", commands)
         for name in ("env", "addon", "episodes"):
-            said += _describe_values(f"{variant}'s {name}", [row[name] for row in same if name in row])
-    return said
+            lines += _describe_values(f"{variant}'s {name}", [row[name] for row in variant_rows if name in row])
+    return lines
 
 
 def task_of(row: Row) -> str:
@@ -113,17 +117,18 @@ def task_of(row: Row) -> str:
 
 
 def prior_checksum(row: Row) -> str:
-    """Return the checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
+    """Return the checksum of the prior that a run started from or evaluated, or an empty string."""
     is_prior = ALL_VARIANTS[row["key"].split("/")[1]].command == "evaluate"
     return str(row["policies"]["last"] if is_prior else row.get("prior", ""))
 
 
 def shown_settings(row: Row) -> dict[str, Any]:
-    """Return the settings that stand in the table of settings."""
+    """Return a run's settings that are in the table of settings."""
     return {name: row["request"].get("settings", {}).get(name) for name in SETTINGS}
 
 
 def _describe_values(name: str, values: Sequence[Any]) -> list[str]:
+    """Return a line with the number of runs of each value, or nothing if all values are equal."""
     counts = Counter(map(str, values))
     if len(counts) < 2:
         return []
@@ -131,7 +136,7 @@ def _describe_values(name: str, values: Sequence[Any]) -> list[str]:
 
 
 def total_cost(rows: Sequence[Row]) -> tuple[float, float, float]:
-    """Return core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
+    """Return wall-clock core-hours, CPU core-hours and millions of steps of runs on one core each."""
     trained = [row for row in rows if row.get("seconds")]
     clock = sum(row["seconds"] for row in trained) / 3600.0
     steps = sum(row["steps"] for row in trained)

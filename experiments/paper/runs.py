@@ -1,4 +1,4 @@
-"""The runs of the paper's Tables 1, 2 and 5, as data, and those that the paper is silent about."""
+"""The runs of the paper's Tables 1, 2 and 5 as data, and further runs that the paper does not have."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,18 +24,18 @@ class Task:
 
     env: str
     addon: str
-    alpha: str  # of Soft and Repeat-Entropy; α̂ and KL's β while customizing
+    alpha: str  # of Soft and Repeat-Entropy; when customizing, α̂ and KL's β
     end_alpha: str  # of End-Entropy
     omega: str  # ω′ of Residual
 
 
-# In the order of work: the physics of the first is the quickest.
+# In the order of work: the first has the fastest physics.
 TASKS = {
     "halfcheetah": Task("HalfCheetah-v4", "hind_leg", "0.13472", "0.01", "0.17"),
     "hopper": Task("Hopper-v4", "height", "0.001", "0.0005", "0.01"),
     "ant": Task("Ant-v4", "sideways", "0.0001", "0.001", "0.01"),
 }
-# Two of our own, with the coefficients of their relatives; made only where they are named.
+# Two tasks that are not the paper's, with the coefficients of similar ones. They run only if they are named.
 OWN_TASKS = {
     "walker2d": Task("Walker2d-v4", "height", "0.001", "0.0005", "0.01"),
     "swimmer": Task("Swimmer-v4", "mppi_joint", "0.0001", "0.001", "0.01"),
@@ -44,22 +44,22 @@ OWN_TASKS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A column of a table: how its policies are made."""
+    """A variant of a table, and how its policies are made."""
 
     table: str
     command: Literal["train", "customize", "evaluate"]
     objective: str = ""
-    coefficients: tuple[str, ...] = ()  # options, each with the field of the task that holds its value
-    more: str = ""
-    shipped: bool = False  # from the prior that ships and with our defaults, instead of the paper's protocol
+    coefficients: tuple[str, ...] = ()  # fields of the task whose values become options
+    more: str = ""  # further options
+    shipped: bool = False  # from the shipped prior and with our defaults, instead of the paper's protocol
     factors: tuple[float, float] = (1.0, 1.0)  # on ω′ and α̂
-    addon: str = ""  # another than the task's
-    tasks: tuple[str, ...] = ()  # those that it is for; none: all
+    addon: str = ""  # if it is not the task's
+    tasks: tuple[str, ...] = ()  # empty: all
 
 
 WEIGHTS = ("omega", "alpha", "addon")
-# In the order of work within a seed. All variants of an environment share its row of settings; `soft` comes first
-# because the others' prior is the best of its seeds.
+# In the order of work within a seed. All variants of an environment share its settings. `soft` comes first, because the
+# prior of the others is the best of its seeds.
 VARIANTS = {
     "soft": Variant("table1", "train", "soft", ("alpha",)),
     "prior": Variant("table2", "evaluate"),
@@ -72,9 +72,9 @@ VARIANTS = {
     "repeat_entropy": Variant("table1", "train", "repeat_entropy", ("alpha",)),
     "soft_state_std": Variant("table5", "train", "soft", ("alpha",), "--family state_gaussian"),
 }
-# What the paper is silent about; made only where it is named. `recommended`: from the prior that ships, with our
-# settings for customizing, and `by_default` with our weights, too. `sensitivity`: other weights. `joints`: which one is
-# the "hind leg", at 0.54 in the paper's prior?
+# Variants that the paper does not have; they run only if named. `recommended`: from the shipped prior, with our
+# settings, and for `by_default` with our weights, too. `sensitivity`: other weights. `joints`: each joint as the "hind
+# leg", because the paper does not name it; its prior has an angle of 0.54 there.
 EXTRA_VARIANTS = {
     "shipped": Variant("recommended", "evaluate", shipped=True, tasks=tuple(TASKS)),
     "ours": Variant("recommended", "customize", "residual", WEIGHTS, shipped=True, tasks=tuple(TASKS)),
@@ -100,7 +100,7 @@ ALL_VARIANTS = VARIANTS | EXTRA_VARIANTS
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One policy to be made, or, for `prior`, to be evaluated."""
+    """One policy to train or, for `prior`, to evaluate."""
 
     task: str
     variant: str
@@ -112,69 +112,74 @@ class PlannedRun:
 
     @property
     def needs_prior(self) -> bool:
-        how = ALL_VARIANTS[self.variant]
-        return how.command != "train" and not how.shipped
+        variant = ALL_VARIANTS[self.variant]
+        return variant.command != "train" and not variant.shipped
 
     def run(self, prior: Path) -> Run:
-        """Return the run with the words of its command; `prior` is where the task's prior is, or will be."""
-        task, how = (TASKS | OWN_TASKS)[self.task], ALL_VARIANTS[self.variant]
-        start, addon = self.task if how.shipped else str(prior), how.addon or task.addon
-        if how.command == "evaluate":  # on other episodes than those that it was chosen by; each has a seed of its own
+        """Return the run with its command; `prior` is the file of the task's prior, which need not exist yet."""
+        task, variant = (TASKS | OWN_TASKS)[self.task], ALL_VARIANTS[self.variant]
+        start, addon = self.task if variant.shipped else str(prior), variant.addon or task.addon
+        if variant.command == "evaluate":  # on other episodes than those by which the prior was chosen
             seed = EVALUATION_SEED + EPISODES * (1 + self.seed)
             return Run(self.key, (), task.env, addon, policy=start, evaluation_seed=seed)
-        words = ["train", task.env]
-        if how.command == "customize":
-            words = ["customize", start, "--env", task.env, "--no-report"]
-            words = words if how.shipped else paper_options(words, task.env)
-        words += ["--objective", how.objective, *how.more.split()]
-        factors = dict(zip(("omega", "alpha"), how.factors, strict=True))
-        for name in how.coefficients:
+        arguments = ["train", task.env]
+        if variant.command == "customize":
+            arguments = ["customize", start, "--env", task.env, "--no-report"]
+            if not variant.shipped:
+                arguments = add_paper_options(arguments, task.env)
+        arguments += ["--objective", variant.objective, *variant.more.split()]
+        factors = dict(zip(("omega", "alpha"), variant.factors, strict=True))
+        for name in variant.coefficients:
             value, factor = getattr(task, name), factors.get(name, 1.0)
-            words += [f"--{name.removeprefix('end_')}", value if factor == 1.0 else f"{float(value) * factor:.6g}"]
-        words += [] if how.shipped else ["--steps", STEPS]
-        return Run(self.key, (*words, "--ranks", "1", "--seed", str(self.seed)), task.env, task.addon)
+            arguments += [f"--{name.removeprefix('end_')}", value if factor == 1.0 else f"{float(value) * factor:.6g}"]
+        arguments += [] if variant.shipped else ["--steps", STEPS]
+        return Run(self.key, (*arguments, "--ranks", "1", "--seed", str(self.seed)), task.env, task.addon)
 
 
-def paper_options(words: list[str], env: str) -> list[str]:
-    """Keep the settings of training, its discount too, and fit the critic alone for the first 5 %."""
-    own = train_defaults(env)
-    words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
-    words += [] if own.gae_lambda == Settings().gae_lambda else ["--gae-lambda", f"{own.gae_lambda:g}"]
-    usual = fixed_settings(env)
-    options = {name: command_option(name, getattr(usual, name)) for name in PINNED_SETTINGS}
-    return words + [word for found in options.values() if found[0] not in words for word in found]
+def add_paper_options(arguments: list[str], env: str) -> list[str]:
+    """Add the options that customize with the settings of training, and train only the critic for the first 5 %."""
+    training, fixed = train_defaults(env), fixed_settings(env)
+    arguments = [*arguments, "--gamma", f"{training.gamma:g}", "--critic-warmup", "0.05"]
+    if training.gae_lambda != Settings().gae_lambda:
+        arguments += ["--gae-lambda", f"{training.gae_lambda:g}"]
+    for name in PINNED_SETTINGS:
+        option = command_option(name, getattr(fixed, name))
+        arguments += option if option[0] not in arguments else []
+    return arguments
 
 
 def fixed_settings(env: str) -> Settings:
-    """Return the environment's own settings, whatever is usual by then; those of HalfCheetah have a short horizon.
+    """Return an environment's training settings for customizing for a million steps.
 
-    It never ends an episode, so that with a long horizon it pays to fall once and to spare the leg for ever after.
+    HalfCheetah gets a short horizon. Its episodes never end early, so with a long horizon it would pay to fall once and
+    to spare the leg from then on.
     """
     gamma = 0.9 if env.startswith("HalfCheetah") else 0.99
     return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)
 
 
 def plan_runs(only: tuple[str, ...] = (), seeds: int = 5) -> list[PlannedRun]:
-    """Return all runs, in the order of work.
+    """Return all runs in the order of work.
 
-    An environment at a time, the quick ones first, so that whole tables are done early. In it first all seeds of
-    `soft`, because one of them is the prior; then a seed at a time, so that all variants have equally many.
+    Environments follow each other, fast ones first, so that whole tables are done early. In each, all seeds of `soft`
+    come first, because one of them becomes the prior; then one seed of all variants after the other.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}; it must be 1 or more")
-    names = [*{how.table: None for how in ALL_VARIANTS.values()}, *TASKS, *OWN_TASKS, *ALL_VARIANTS]
+    tables = dict.fromkeys(variant.table for variant in ALL_VARIANTS.values())
+    names = [*tables, *TASKS, *OWN_TASKS, *ALL_VARIANTS]
     for word in only:
         if word not in names:
-            said = f"there is no table, environment or variant {word!r}{nearest(word, names)}; choose from "
-            raise UsageError(said + ", ".join(names))
+            message = f"there is no table, environment or variant {word!r}{nearest(word, names)}; choose from "
+            raise UsageError(message + ", ".join(names))
     tasks = [task for task in TASKS | OWN_TASKS if task in only] or list(TASKS)
-    asked = [name for name, how in ALL_VARIANTS.items() if {name, how.table} & set(only)] or list(VARIANTS)
-    found = []
+    variants = [name for name, each in ALL_VARIANTS.items() if {name, each.table} & set(only)] or list(VARIANTS)
+    plans = []
     for task in tasks:
-        mine = [name for name in asked if not ALL_VARIANTS[name].tasks or task in ALL_VARIANTS[name].tasks]
-        if {"soft", "soft_state_std"} & set(mine) or any(PlannedRun(task, name, 0).needs_prior for name in mine):
-            found += [PlannedRun(task, "soft", seed) for seed in range(seeds)]
-        found += [PlannedRun(task, name, seed) for seed in range(seeds) for name in mine if name != "soft"]
-    if not found:
-        raise UsageError(f"{' '.join(only)} names no run: {' and '.join(asked)} are of other environments")
-    return found
+        chosen = [name for name in variants if not ALL_VARIANTS[name].tasks or task in ALL_VARIANTS[name].tasks]
+        if {"soft", "soft_state_std"} & set(chosen) or any(PlannedRun(task, name, 0).needs_prior for name in chosen):
+            plans += [PlannedRun(task, "soft", seed) for seed in range(seeds)]
+        plans += [PlannedRun(task, name, seed) for seed in range(seeds) for name in chosen if name != "soft"]
+    if not plans:
+        raise UsageError(f"{' '.join(only)} names no run: {' and '.join(variants)} are of other environments")
+    return plans

@@ -18,7 +18,7 @@ from experiments.paper.report import (
     write_page,
 )
 from experiments.paper.results import Results, describe_differences, total_cost
-from experiments.paper.tables import VERDICTS, learning, ways
+from experiments.paper.tables import VERDICTS, best_policies, learning
 from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import FileError, UsageError
 from tests.experiments.rows import results, row
@@ -101,7 +101,7 @@ def test_the_summary_counts_what_the_tables_say() -> None:
 def test_each_column_has_its_own_policy_and_action() -> None:
     """The last policy's, with sampled actions 1 more; the best policy's, 2 more."""
     found = results(soft=[100.0])
-    [cells] = ways(found)[1]
+    [cells] = best_policies(found)[1]
     assert cells[3:] == ["102 ± 3.00", "103 ± 3.00"]
     cells = next(cells for cells in learning(found)[1] if cells[1] == "Soft" and cells[4] != "–")
     assert (cells[4], cells[7], cells[8]) == ("100 ± 3.00", "100 ± 3.00", "101 ± 3.00")

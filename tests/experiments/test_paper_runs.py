@@ -162,13 +162,13 @@ def test_the_figures_of_a_claim() -> None:
     """Half of Soft's 20, 24 and 28 is 12 in the mean; Full has 4, 8 and 9."""
     claim = Claim("under a half", "soft", "full", "basic_reward", ("halfcheetah",), share=0.5)
     found = examine(results(soft=[20.0, 24.0, 28.0], full=[4.0, 8.0, 9.0]), claim, "halfcheetah")
-    assert found.figure == pytest.approx(5.0)
+    assert found.difference == pytest.approx(5.0)
     assert found.low is not None
     assert found.high is not None
     assert 1.0 <= found.low < 5.0 < found.high <= 10.0
     assert found.printed == pytest.approx(0.5 * 4993.7 - 6011.4)
     best = examine(results(soft=[20.0, 28.0], full=[4.0, 9.0]), replace(claim, whose="best seed"), "halfcheetah")
-    assert (best.figure, best.low) == (5.0, None)
+    assert (best.difference, best.low) == (5.0, None)
 
 
 def test_a_claim_is_examined_by_the_best_policies_and_by_sampled_actions() -> None:
@@ -236,7 +236,7 @@ def test_one_seed_and_a_best_seed_have_no_interval() -> None:
     ):
         finding = examine(found, replace(claim, whose=whose), "halfcheetah")
         assert (finding.low is not None, finding.high is not None) == (between, between)
-        assert finding.figure is not None
+        assert finding.difference is not None
     assert not examine(results(), claim, "halfcheetah").holds_in_print
     assert examine(results(), replace(claim, margin=0.3), "halfcheetah").holds_in_print
 
