@@ -373,7 +373,7 @@ class HangsInRank(Endless):
     """Hangs in its fifth step where the process is rank 1 of a run."""
 
     def __init__(self) -> None:
-        self._hangs = "follow()" in " ".join(sys.orig_argv)
+        self._hangs = "run_other_rank()" in " ".join(sys.orig_argv)
 
     def step(self, action: Any) -> Any:
         if self._steps == 4 and self._hangs:
