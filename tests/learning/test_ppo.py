@@ -240,9 +240,9 @@ def test_the_adaptive_learning_rate() -> None:
 def test_the_adaptive_schedule_is_used() -> None:
     made, settings = learner(), replace(SETTINGS, schedule="adaptive", desired_kl=10.0)
     report = update(made, batch_of(made), settings, torch.Generator(), ALONE)
-    assert report.learning_rate == made.learning_rate == 1e-2  # raised to its bound
+    assert report["learning_rate"] == made.learning_rate == 1e-2  # raised to its bound
     made.learning_rate = 1e-3
-    assert update(made, batch_of(made), settings, torch.Generator(), ALONE).learning_rate > 1e-3
+    assert update(made, batch_of(made), settings, torch.Generator(), ALONE)["learning_rate"] > 1e-3
 
 
 def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
@@ -291,10 +291,10 @@ def test_a_gradient_that_is_not_finite_is_noticed() -> None:
 def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
     made = learner()
     settings = replace(SETTINGS, epochs=50, learning_rate=0.3, target_kl=1e-3, minibatch=16)
-    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0), ALONE).epochs == 1
+    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0), ALONE)["epochs"] == 1
     assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did
     other, calm = learner(), replace(settings, target_kl=None, learning_rate=1e-3)
-    assert update(other, batch_of(other), calm, torch.Generator(), ALONE).epochs == 50
+    assert update(other, batch_of(other), calm, torch.Generator(), ALONE)["epochs"] == 50
 
 
 def test_a_policy_that_stands_still_steers_no_step() -> None:

@@ -136,7 +136,7 @@ def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     caught: list[ppo.Batch] = []
     update = ppo.update
 
-    def watched(learner: ppo.Learner, batch: ppo.Batch, *rest: object) -> ppo.Report:
+    def watched(learner: ppo.Learner, batch: ppo.Batch, *rest: object) -> dict[str, float]:
         caught.append(batch)
         return update(learner, batch, *rest)
 

@@ -1,8 +1,8 @@
 """A benchmark: the speed of training relative to that of stepping the environments alone.
 
 The speed of a shared machine drifts. So slices of physics alone and slices of training alternate on the same ranks, and
-the median slices count. A slice of training is a twentieth of a segment; a twentieth of the segment's evaluation,
-checkpoint and making of environments is added to it.
+their medians are compared. A slice of training is a twentieth of a segment's iterations. A twentieth of the time for
+the segment's start and end (environments, evaluation, checkpoint) is added to it.
 """
 
 import resource
@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ PARTS = 20  # number of slices in a segment
 
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
-    """Run the benchmark with this many slices of each kind, and return its results."""
+    """Run the benchmark, with `slices` slices of each kind, and return its results."""
     check_counts(slices=slices)
     settings = settings.resolved()
     ranks.check_count(settings.ranks)
@@ -59,12 +60,13 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     physics = Physics(request, team)
     rounds = settings.checkpoint_every // PARTS
 
-    def timed(work: Any) -> float:
+    def timed(work: Callable[[], None]) -> float:
+        """Return the seconds until all ranks have done the work; the sums make them start and end together."""
         team.sum(torch.zeros(1))
-        began = time.perf_counter()
+        started = time.perf_counter()
         work()
         team.sum(torch.zeros(1))
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
     def train() -> None:
         reports.extend(segments.worker.iterate(stop=False) for _ in range(rounds))
@@ -73,28 +75,30 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         segments.end()
         segments.save()
 
+    # Measure seconds.
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.n_steps))
-    began = timed(segments.begin)
+    begin = timed(segments.begin)
     alone, training, seconds_in_sums = [], [], 0.0
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
         before = team.seconds
         training.append(timed(train))
         seconds_in_sums += team.seconds - before
-    finished = timed(finish)
+    end = timed(finish)
+    # Compute speeds and shares.
     steps = rounds * settings.iteration_steps
     physics_slice, training_slice = statistics.median(alone), statistics.median(training)
-    whole_slice = training_slice + (began + finished) / PARTS
+    whole_slice = training_slice + (begin + end) / PARTS
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
     physics_share, acting, update = (
         statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
     )
     reduce_share = seconds_in_sums / sum(training)
-    # Shares of the first rank's time in training; they add up to 1, apart from what is not timed.
+    # Shares of the first rank's training time; they add up to 1, apart from what is not timed.
     time_shares = {"physics": physics_share, "acting": acting}
     time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
-    shares = [one / other for one, other in zip(alone, training, strict=True)]
+    slice_shares = [physics_seconds / seconds for physics_seconds, seconds in zip(alone, training, strict=True)]
     return {
         "env": request.env,
         "backend": segments.worker.collector.envs.backend,
@@ -111,26 +115,28 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         "share_without_evaluation": physics_slice / training_slice,
         "training_is": time_shares,
         "physics_in_training": physics_share * sum(training) / sum(alone),
-        "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
+        "slice_shares": {
+            "min": min(slice_shares), "median": statistics.median(slice_shares), "max": max(slice_shares)
+        },
         "seconds": {
-            "warm_up": warm_up, "begin": began, "physics": sum(alone), "training": sum(training), "end": finished
+            "warm_up": warm_up, "begin": begin, "physics": sum(alone), "training": sum(training), "end": end
         },
         "memory_mb_a_rank": float(peak) / team.count,
     }  # fmt: skip
 
 
 class TimedRanks:
-    """Ranks that also measure the seconds that this one spends in sums, mostly waiting for the others."""
+    """Ranks that also measure the seconds that this rank spends in sums, mostly waiting for the others."""
 
     def __init__(self, team: ranks.Ranks) -> None:
         self._team, self.index, self.count, self.seconds = team, team.index, team.count, 0.0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             return self._team.sum(tensor)
         finally:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - started
 
 
 class Physics:

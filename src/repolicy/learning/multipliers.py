@@ -118,16 +118,6 @@ class HeldLimit:
         lowest, highest = self.initial_weight / MAX_WEIGHT_CHANGE, self.initial_weight * MAX_WEIGHT_CHANGE
         self.weight = max(lowest, min(highest, weight))
 
-    def state(self) -> list[float]:
-        """Return the numbers of a checkpoint."""
-        numbers = [self.weight, self.initial_weight, self.unit]
-        return numbers if self.violation is None else [*numbers, self.violation]
-
-    def restore(self, numbers: Sequence[float]) -> None:
-        """Load what `state` returned."""
-        self.weight, self.initial_weight, self.unit, *violation = numbers
-        self.violation = violation[0] if violation else None
-
 
 class Limits(dict[str, HeldLimit]):
     """Limits by their text; the engine and hosts measure their quantities in their own ways."""
@@ -160,13 +150,18 @@ class Limits(dict[str, HeldLimit]):
 
     def state(self) -> dict[str, list[float]]:
         """Return the numbers of a checkpoint."""
-        return {name: held.state() for name, held in self.items()}
+        state = {name: [held.weight, held.initial_weight, held.unit] for name, held in self.items()}
+        for name, held in self.items():
+            if held.violation is not None:
+                state[name].append(held.violation)
+        return state
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Load what `state` returned; a limit that is not in it begins anew."""
         for name, numbers in state.items():
-            if name in self:
-                self[name].restore(numbers)
+            if held := self.get(name):
+                held.weight, held.initial_weight, held.unit, *violation = numbers
+                held.violation = violation[0] if violation else None
 
 
 class Multipliers:
@@ -180,11 +175,6 @@ class Multipliers:
         self.limits = Limits(parse_limits(request.limits, request.env))
         self.kept = Estimate(1.0, 0.0)  # the share of the prior's return
         self.prior_rewards: Tensor | None = None  # of `measure_prior_rewards` [L], where a share of them is kept
-
-    @property
-    def needs_mean_action(self) -> bool:
-        """Whether something has to be measured with the mean action."""
-        return bool(self.limits or self.keep)
 
     def price(self, rollout: Rollout) -> Tensor | None:
         """Return what the limits take from the reward of each step, `[T, N]`."""
@@ -330,17 +320,14 @@ def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) 
         sentences.append(f"the run ends beyond its budget: {beside}; {MORE_STEPS}")
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
-        if is_broken(held.limit.excess(values[-LAST_ITERATIONS:]), held.unit):
-            count = min(LAST_ITERATIONS, len(values))
+        count = min(LAST_ITERATIONS, len(values))
+        broken_by = held.limit.excess(values[-count:])
+        error = broken_by.std() / math.sqrt(count)
+        # Broken by more than a little, and by more than two standard errors.
+        if broken_by.mean() > held.unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
             nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
             sentences.append(
                 f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
                 f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"
             )
     return sentences
-
-
-def is_broken(broken_by: np.ndarray, unit: float) -> bool:
-    """Return whether a limit is broken by more than a little, and by more than two standard errors."""
-    error = broken_by.std() / math.sqrt(len(broken_by))
-    return bool(broken_by.mean() > unit * math.log(OVERSPENT_RATIO) + 2.0 * error)

@@ -136,19 +136,6 @@ class StepMetrics(NamedTuple):
     gradient_norm: float
 
 
-@dataclass(frozen=True)
-class Report:
-    """Metrics of one update."""
-
-    means: StepMetrics
-    learning_rate: float  # after the update
-    epochs: int  # number of epochs begun; fewer than configured where the KL got too large
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the metrics by their column names in the log."""
-        return self.means._asdict() | {"learning_rate": self.learning_rate, "epochs": self.epochs}
-
-
 class Learner:
     """A policy, a critic with its return scale, and Adam over all their parameters, stored as one flat tensor."""
 
@@ -207,19 +194,16 @@ class Learner:
         names = ["actor", "critic"] if fit_actor else ["critic"]
         for name in names:
             self._steps[name] += 1
+        slices = {"actor": slice(0, self.actor_size), "critic": slice(self.actor_size, None)}
+        parts = [(slices[name], self._steps[name]) for name in names]
         if len(set(self._steps.values())) == 1:
-            self._adam_part(slice(None), self._steps["critic"])
-            return
-        parts = {"actor": slice(0, self.actor_size), "critic": slice(self.actor_size, None)}
-        for name in names:
-            self._adam_part(parts[name], self._steps[name])
-
-    def _adam_part(self, part: slice, steps: int) -> None:
-        adam_step(
-            self.parameters[part], self.gradient[part], self._mean[part], self._var[part],
-            steps=steps, rate=self.learning_rate, epsilon=1e-5,
-            quick=self._log_std, factor=1.0 if part.start else self._std_speed,
-        )  # fmt: skip
+            parts = [(slice(None), self._steps["critic"])]  # both at once
+        for part, steps in parts:
+            adam_step(
+                self.parameters[part], self.gradient[part], self._mean[part], self._var[part],
+                steps=steps, rate=self.learning_rate, epsilon=1e-5,
+                quick=self._log_std, factor=1.0 if part.start else self._std_speed,
+            )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
         """Return all tensors that the next update depends on, for a checkpoint."""
@@ -279,11 +263,11 @@ def update(
     team: Ranks,
     bonus: float = 0.0,
     fit_actor: bool = True,
-) -> Report:
+) -> dict[str, float]:
     """Train on the batch for `settings.epochs`, in shuffled minibatches of `settings.minibatch` over all ranks.
 
     The update stops after the first step whose KL is above `settings.target_kl`. `fit_actor=False` trains the critic
-    alone.
+    alone. Returns the means of `StepMetrics`, the new learning rate, and the number of epochs begun.
     """
     size = max(1, min(settings.minibatch // team.count, len(batch.inputs)))
     max_kl = math.inf if settings.target_kl is None else settings.target_kl
@@ -306,7 +290,7 @@ def update(
     if settings.schedule == "adaptive" and fit_actor:  # the KL of a policy that is not trained is rounding
         learner.learning_rate = adaptive_learning_rate(learner.learning_rate, sum(kls) / len(kls), settings.desired_kl)
     means = StepMetrics(*torch.tensor(steps, dtype=torch.float64).mean(0).tolist())
-    return Report(means, learner.learning_rate, epochs)
+    return means._asdict() | {"learning_rate": learner.learning_rate, "epochs": epochs}
 
 
 def check_first_minibatch(result: Losses, batch: Batch) -> None:

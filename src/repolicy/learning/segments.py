@@ -73,6 +73,7 @@ class Segments:
         prior = None if saved is None else saved.policy
         initial_policy = read_policy(folder.init).policy if request.init else None
         self.worker = Worker(request, prior, team, scoring_prior, initial_policy)
+        self.has_evaluations = request.settings.evaluation_episodes > 0
         self.segment = 0
         self.candidate: Candidate | None = None
         self.notes: list[str] = []  # sentences for the callbacks, about the segment that ended
@@ -126,7 +127,7 @@ class Segments:
             seed = derived_seed(settings.seed, self.segment, 10**6)
             envs = DialedEnvs(envs, seed, index * count, settings.envs, dials)
         mean_action_collector = None
-        if worker.multipliers.needs_mean_action:
+        if worker.multipliers.limits or worker.multipliers.keep:  # they are measured with the mean action
             mean_action_collector = self.make_collector(self.make_envs(10**7, probe_count(count)))
         worker.begin(self.make_collector(envs, stream), stream, mean_action_collector)
 
@@ -147,21 +148,17 @@ class Segments:
         self.worker.close()
         return self.store_policy(self.evaluate() if self.has_evaluations else {})
 
-    @property
-    def has_evaluations(self) -> bool:
-        return self.worker.settings.evaluation_episodes > 0
-
-    @property
-    def has_fixed_objective(self) -> bool:
-        """Whether all segments have the same weights, so that their objectives can be compared."""
-        has_multipliers = self.worker.settings.budget is not None or bool(self.worker.multipliers.limits)
-        return not has_multipliers and not self.worker.request.dials
-
     def update_candidate(self, evaluation: dict[str, float]) -> Candidate:
-        """Store the present policy as the candidate where its objective is the highest so far; return the policy."""
-        last = Candidate(frozen(self.worker.learner.policy), self.worker.steps, evaluation)
+        """Store the present policy as the candidate where its objective is the highest so far; return the policy.
+
+        Objectives can be compared only if all segments have the same weights.
+        """
+        worker = self.worker
+        last = Candidate(frozen(worker.learner.policy), worker.steps, evaluation)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
-        if self.has_evaluations and self.has_fixed_objective and evaluation["evaluation_objective"] > highest:
+        has_multipliers = worker.settings.budget is not None or bool(worker.multipliers.limits)
+        is_comparable = not has_multipliers and not worker.request.dials
+        if self.has_evaluations and is_comparable and evaluation["evaluation_objective"] > highest:
             self.candidate = last
         return last
 

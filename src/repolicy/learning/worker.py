@@ -172,12 +172,12 @@ class Worker:
         metrics |= {"iteration": self.iteration, "steps": self.steps}
         metrics["steps_per_second"] = self.settings.iteration_steps / (now - began)
         seconds = {"physics": rollout.physics_seconds, "policy": rollout.policy_seconds, "update": now - collected}
-        metrics |= {f"share_{part}": value / (now - began) for part, value in seconds.items()} | report.as_dict()
+        metrics |= {f"share_{part}": value / (now - began) for part, value in seconds.items()} | report
         metrics |= {name: weight for name, weight in weights.items() if isinstance(weight, float)}  # no ranges
         rows = torch.linspace(0, len(batch.inputs) - 1, ENTROPY_SAMPLES).long()
         return metrics | self.policy_metrics(batch.inputs[rows])
 
-    def update(self, batch: ppo.Batch, fit_actor: bool) -> ppo.Report:
+    def update(self, batch: ppo.Batch, fit_actor: bool) -> dict[str, float]:
         """Take the gradient steps of one iteration, with the learning rate of the schedule."""
         settings, learner = self.settings, self.learner
         if settings.schedule == "linear":
