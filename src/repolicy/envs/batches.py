@@ -17,14 +17,8 @@ from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import nearest
 
-RESERVED_OPTIONS = (
-    "num_envs",
-    "num_threads",
-    "seed",
-    "env_type",
-    "batch_size",
-    "max_num_players",
-)  # options that a run sets itself
+# Options that a run sets itself.
+RESERVED_OPTIONS = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")
 INFO_TYPES = (*NUMBERS, np.bool_)
 
 
@@ -146,12 +140,8 @@ class GymnasiumEnvs(Batch):
         steps = [one.step(action) for one, action in zip(self._ones, actions, strict=True)]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         ends = np.array([terminated, truncated], bool)
-        return (
-            stack_observations(self._space, observations),
-            np.array(rewards, np.float64),
-            *ends,
-            merge_infos(list(infos)),
-        )
+        stacked = stack_observations(self._space, observations)
+        return stacked, np.array(rewards, np.float64), *ends, merge_infos(list(infos))
 
     def close(self) -> None:
         failed, ones, self._ones = sys.exception(), self._ones, []

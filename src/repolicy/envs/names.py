@@ -1,4 +1,4 @@
-"""Environments by name: an id of EnvPool's or Gymnasium's, or the user's own, with options behind a `?`."""
+"""Names of environments: an id of EnvPool or Gymnasium, or the user's own code, with options behind a `?`."""
 
 import json
 import sys
@@ -14,16 +14,16 @@ from repolicy.loading import SESSION, load_object, reference_to
 from repolicy.priors import DecoderSpec
 from repolicy.text import nearest
 
-OBSERVE_OPTIONS = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
-TEXT_OPTIONS = ("sha256",)  # options that are no JSON: 12e4567 is no number there
-RESET_PREFIX = "reset."  # before options that are given to each reset, not when the environment is made
+OBSERVE_OPTIONS = ("observe", "observe_critic")  # select parts of a Dict observation, in any environment
+TEXT_OPTIONS = ("sha256",)  # never parsed as JSON, which would read 12e4567 as a number
+RESET_PREFIX = "reset."  # marks options of each reset; others are options of the environment's constructor
 
 Make = Callable[..., gymnasium.Env[Any, Any]]
 EnvLike = str | Make
 
 
 def env_name(env: EnvLike) -> str:
-    """Return an environment's name; of a function that makes one, the name by which it is found again."""
+    """Return an environment's name; for a function that makes one, the reference by which it can be imported."""
     if isinstance(env, str):
         return env
     if isinstance(env, gymnasium.Env) or not callable(env):
@@ -35,93 +35,95 @@ def env_name(env: EnvLike) -> str:
 
 
 def find_session_only(references: Iterable[str]) -> str:
-    """Return the first of these that other processes do not find, or nothing.
+    """Return the first reference that other processes cannot resolve, or an empty string.
 
-    Such are the functions of this session, and the ids that its own code registered with Gymnasium.
+    These are functions of this session, and ids that its own code registered with Gymnasium.
     """
     for reference in references:
         if reference.startswith(f"{SESSION}:"):
             return reference.removeprefix(f"{SESSION}:")
         spec = gymnasium.registry.get(reference.partition("?")[0])
-        made_by = spec.entry_point if spec and spec.entry_point else "gymnasium"
-        home = made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
-        if home.partition(".")[0] not in ("gymnasium", "envpool"):
+        entry_point = spec.entry_point if spec and spec.entry_point else "gymnasium"
+        module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+        if module.partition(".")[0] not in ("gymnasium", "envpool"):
             return reference
     return ""
 
 
 def parse_env_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name alone of `HalfCheetah-v4?reset_noise_scale=0.2`, and the options with which it is made."""
-    plain, options = _read(name)
-    ours = (*OBSERVE_OPTIONS, *DecoderSpec._fields) if "decoder" in options else OBSERVE_OPTIONS
-    return plain, {key: value for key, value in options.items() if key not in ours and not key.startswith(RESET_PREFIX)}
+    """Return the id and the constructor's options: `("HalfCheetah-v4", {"reset_noise_scale": 0.2})`.
+
+    Repolicy's own options (observed parts, decoder) and those of each reset are left out.
+    """
+    plain, options = _split_options(name)
+    own = (*OBSERVE_OPTIONS, *DecoderSpec._fields) if "decoder" in options else OBSERVE_OPTIONS
+    return plain, {key: value for key, value in options.items() if key not in own and not key.startswith(RESET_PREFIX)}
 
 
 def reset_options(name: str) -> dict[str, Any]:
-    """Return the options of each reset: `{"high": 0.2}` of `CartPole-v1?reset.high=0.2`."""
-    return {
-        key.removeprefix(RESET_PREFIX): value for key, value in _read(name)[1].items() if key.startswith(RESET_PREFIX)
-    }
+    """Return the options of each reset: `{"high": 0.2}` for `CartPole-v1?reset.high=0.2`."""
+    _, options = _split_options(name)
+    return {key.removeprefix(RESET_PREFIX): options[key] for key in options if key.startswith(RESET_PREFIX)}
 
 
 def decoder_options(name: str) -> DecoderSpec | None:
-    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions."""
-    _, options = _read(name)
+    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None if the environment takes plain actions."""
+    _, options = _split_options(name)
     return DecoderSpec(*map(options.get, DecoderSpec._fields)) if "decoder" in options else None
 
 
-def check_plain(name: str, what: str) -> None:
-    """Refuse an environment that is acted in through a decoder, where the environment's own actions are needed."""
+def check_plain(name: str, command: str) -> None:
+    """Raise if the environment has a decoder: the command needs the environment's own actions."""
     if decoder_options(name) is not None:
-        raise UsageError(f"{what} needs the environment's own actions, and in {name} a policy gives noise")
+        raise UsageError(f"{command} needs the environment's own actions, and in {name} a policy gives noise")
 
 
 def chunk_length(name: str) -> int:
-    """Return how many steps of the environment one action takes: as many as a decoder gives actions, else 1."""
-    through = decoder_options(name)
-    return 1 if through is None else int(through.chunk)
+    """Return the number of environment steps of one action: the chunk of the decoder, or 1 without a decoder."""
+    decoder = decoder_options(name)
+    return 1 if decoder is None else int(decoder.chunk)
 
 
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
-    """Return the name of the environment whose actions are a generative policy's noise."""
-    known = f"&sha256={sha256}" if sha256 else ""
-    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}{known}"
+    """Return the name of the environment in which an action is the noise of a generative policy."""
+    digest = f"&sha256={sha256}" if sha256 else ""
+    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}{digest}"
 
 
 def observed_keys(name: str) -> tuple[str, ...]:
-    """Return the keys of a Dict that `NAME?observe=KEY,KEY` asks for; where there are none, all are observed."""
+    """Return the keys of `NAME?observe=KEY,KEY`; if there are none, the policy sees the whole observation."""
     return _keys(name, "observe")
 
 
 def critic_keys(name: str) -> tuple[str, ...]:
-    """Return the keys of `NAME?observe_critic=KEY,KEY`; where it is empty, the critic sees what the policy sees."""
+    """Return the keys of `NAME?observe_critic=KEY,KEY`; if there are none, the critic sees what the policy sees."""
     return _keys(name, "observe_critic")
 
 
 def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
-    """Return the name with `KEY,KEY` of the policy's and of the critic's parts, where these are given."""
-    for option, wanted in zip(OBSERVE_OPTIONS, (keys, critic), strict=True):
-        named = ",".join(_keys(name, option))
-        if wanted and named not in ("", wanted):
-            raise UsageError(f"environment {name!r} is to have {option}={wanted} too: name these parts only once")
-        if wanted and not named:
-            name += f"{'&' if '?' in name else '?'}{option}={wanted}"
+    """Return the name with `KEY,KEY` for the policy and for the critic added, if given; raise if it has others."""
+    for option, added in zip(OBSERVE_OPTIONS, (keys, critic), strict=True):
+        present = ",".join(_keys(name, option))
+        if added and present not in ("", added):
+            raise UsageError(f"environment {name!r} is to have {option}={added} too: name these parts only once")
+        if added and not present:
+            name += f"{'&' if '?' in name else '?'}{option}={added}"
     return name
 
 
 def with_observed_keys_of(name: str, other: str) -> str:
-    """Return the name with the parts that `other` has, where it has none of its own."""
-    return with_observed_keys(
-        name, *("" if _keys(name, option) else ",".join(_keys(other, option)) for option in OBSERVE_OPTIONS)
-    )
+    """Return the name with the parts that `other` selects, unless it selects its own."""
+    keys = ["" if _keys(name, option) else ",".join(_keys(other, option)) for option in OBSERVE_OPTIONS]
+    return with_observed_keys(name, *keys)
 
 
 def _keys(name: str, option: str) -> tuple[str, ...]:
-    value = _read(name)[1].get(option, "")
+    value = _split_options(name)[1].get(option, "")
     return tuple(str(value).split(",")) if value != "" else ()
 
 
-def _read(name: str) -> tuple[str, dict[str, Any]]:
+def _split_options(name: str) -> tuple[str, dict[str, Any]]:
+    """Return what stands before the `?`, and all options, as JSON values or else as text."""
     plain, _, query = name.partition("?")
     options = {}
     for part in query.split("&") if query else []:
@@ -138,13 +140,13 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def import_target(name: str) -> str:
-    """Return what making the environment imports, `module:name` or `file.py:name`; empty for a registered id."""
+    """Return the code that the environment is made by, `module:name` or `file.py:name`; empty for an id."""
     plain, _ = parse_env_name(name)
     return plain if ":" in plain else ""
 
 
 def is_in_gymnasium(name: str) -> bool:
-    """Return whether Gymnasium can make it: an id that it knows, or the user's own."""
+    """Return whether it is made as a Gymnasium environment: by the user's code, or by an id that Gymnasium knows."""
     return bool(import_target(name)) or parse_env_name(name)[0] in gymnasium.registry
 
 
@@ -154,31 +156,31 @@ def envpool_names() -> frozenset[str]:
         import envpool
     except ImportError:
         return frozenset()
-    failed = getattr(sys.modules.get("envpool.procgen"), "_PROCGEN_IMPORT_ERROR", None)
-    if failed is not None:  # EnvPool keeps it, and so all that stood on the stack, such as gigabytes of environments
-        failed.__traceback__ = None
+    error = getattr(sys.modules.get("envpool.procgen"), "_PROCGEN_IMPORT_ERROR", None)
+    if error is not None:  # EnvPool stores this error; its traceback would keep our callers' locals in memory
+        error.__traceback__ = None
     return frozenset(envpool.list_all_envs())
 
 
 class ResetWith(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The environment with options that every reset gets."""
+    """The environment, with options that are passed to every reset."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], given: dict[str, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], reset_options: dict[str, Any]) -> None:
         super().__init__(env)
-        self._given = given
+        self._reset_options = reset_options
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self.env.reset(seed=seed, options=self._given | (options or {}))
+        return self.env.reset(seed=seed, options=self._reset_options | (options or {}))
 
 
 def env_maker(name: str) -> Make:
-    """Return what makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
-    make, given = _plain_maker(name), reset_options(name)
-    return (lambda **options: ResetWith(make(**options), given)) if given else make
+    """Return a function that makes one Gymnasium environment; it takes further options of the constructor."""
+    make, at_reset = _constructor(name), reset_options(name)
+    return (lambda **options: ResetWith(make(**options), at_reset)) if at_reset else make
 
 
 def make_one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Return one such environment, or raise a sentence."""
+    """Make one Gymnasium environment; raise an error of one sentence if that fails."""
     with (
         in_one_sentence(f"environment {name!r} cannot be made", UsageError),
         warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
@@ -186,21 +188,24 @@ def make_one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
         return env_maker(name)(**options)
 
 
-def _plain_maker(name: str) -> Make:
+def _constructor(name: str) -> Make:
+    """Return the user's function or `gymnasium.make`, with the name's options, but not those of each reset."""
     plain, options = parse_env_name(name)
-    if own := import_target(name):
+    if import_target(name):
         try:
-            function = load_object(own, "environment")
+            function = load_object(plain, "environment")
         except UsageError:
+            # In `module:id`, importing the module registers the id.
             registered = plain.rpartition(":")[2]
             if registered not in gymnasium.registry:
                 raise
-            return partial(gymnasium.make, registered, **options)  # module:id, which importing the module registers
+            return partial(gymnasium.make, registered, **options)
         if not callable(function):
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
         return partial(function, **options)
-    if not is_in_gymnasium(name):
-        known = set(gymnasium.registry) | envpool_names()
-        own = f"; to make one of your own, name what makes it: {plain}:NAME" if plain.endswith(".py") else ""
-        raise UsageError(f"there is no environment {plain!r}{own or nearest(plain, known)}")
+    if plain not in gymnasium.registry:
+        hint = nearest(plain, set(gymnasium.registry) | envpool_names())
+        if plain.endswith(".py"):
+            hint = f"; to make one of your own, name what makes it: {plain}:NAME"
+        raise UsageError(f"there is no environment {plain!r}{hint}")
     return partial(gymnasium.make, plain, **options)

@@ -18,35 +18,31 @@ from repolicy.text import as_number
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 
 
-# Where each joint's angle stands in HalfCheetah's observation.
+# Index of each joint's angle in HalfCheetah's observation.
 CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, "ffoot": 7}
 
-# Options of environments that move what stands in an observation, unless they have these values.
+# Options of environments that change the layout of observations, with the values that leave it unchanged.
 DEFAULT_LAYOUT = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
 
-
-# EnvPool's tasks of MuJoCo Playground that walk by a joystick.
+# EnvPool's tasks of MuJoCo Playground in which a robot follows a joystick.
 PLAYGROUND = (
-    *(
-        f"{robot}Joystick{ground}Terrain"
-        for robot in ("Go1", "BerkeleyHumanoid", "G1", "T1")
-        for ground in ("Flat", "Rough")
-    ),
-    *("ApolloJoystickFlatTerrain", "SpotFlatTerrainJoystick", "SpotJoystickGaitTracking", "Op3Joystick"),
-    *("BarkourJoystick", "H1JoystickGaitTracking"),
-)
+    "Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain", "BerkeleyHumanoidJoystickFlatTerrain",
+    "BerkeleyHumanoidJoystickRoughTerrain", "G1JoystickFlatTerrain", "G1JoystickRoughTerrain",
+    "T1JoystickFlatTerrain", "T1JoystickRoughTerrain", "ApolloJoystickFlatTerrain", "SpotFlatTerrainJoystick",
+    "SpotJoystickGaitTracking", "Op3Joystick", "BarkourJoystick", "H1JoystickGaitTracking",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Registered:
-    """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
+    """An add-on that ships. The docstring of `make` describes it to users."""
 
-    make: Callable[..., Function | StatefulAddon]
-    envs: tuple[str, ...]  # none: any whose actions are numbers
-    metric: str
-    measure: Callable[[np.ndarray], np.ndarray] = operator.neg  # from the reward to the metric
+    make: Callable[..., Function | StatefulAddon]  # its parameters are the add-on's options
+    envs: tuple[str, ...]  # without versions; empty: all environments with continuous actions
+    metric: str  # name of the metric
+    measure: Callable[[np.ndarray], np.ndarray] = operator.neg  # maps rewards to the metric
     reads: Literal["observation", "info"] = "observation"
-    option: str = ""  # of the environment, which may weigh it with 0
+    option: str = ""  # of the environment: set it if the task weighs this term with 0, as `info` then lacks it
 
 
 def hind_leg(joint: str = "bthigh") -> Function:
@@ -59,20 +55,22 @@ def hind_leg(joint: str = "bthigh") -> Function:
 def on_command() -> Function:
     """−|commanded velocity − velocity|², ahead, aside and in turning, as the robot itself observes it: do as told."""
 
-    def missed(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
-        velocity = next_observations[:, [0, 1, 5]]
-        return -np.square(velocity - observations[:, 45:48]).sum(axis=1)  # type: ignore[no-any-return]
+    def tracking(
+        observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        velocity, command = next_observations[:, [0, 1, 5]], observations[:, 45:48]
+        return -np.square(velocity - command).sum(axis=1)  # type: ignore[no-any-return]
 
-    return missed
+    return tracking
 
 
-def _from_next_observation(what: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:
-    """Return what makes an add-on of the observations `[B, O]` that steps led to."""
+def _from_next_observation(description: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:
+    """Return the `make` of an add-on that is a function of the next observations `[B, O]` alone."""
 
     def make() -> Function:
         return lambda observations, actions, next_observations, info: reward(next_observations)
 
-    make.__doc__ = what
+    make.__doc__ = description
     return make
 
 
@@ -95,21 +93,23 @@ JOINT = _from_next_observation(
 )
 
 
-def _from_info(what: str, key: str) -> Callable[[], Function]:
-    """Return what makes an add-on of an entry of `info`."""
+def _from_info(description: str, key: str) -> Callable[[], Function]:
+    """Return the `make` of an add-on that is an entry of `info`."""
+    why = f"this add-on needs {key!r}"
 
     def make() -> Function:
-        return lambda observations, actions, next_observations, info: info_entry(
-            info, key, f"this add-on needs {key!r}"
-        )
+        return lambda observations, actions, next_observations, info: info_entry(info, key, why)
 
-    make.__doc__ = what
+    make.__doc__ = description
     return make
 
 
-def _cost(term: str, what: str, cost: str, scale: str = "") -> Registered:
-    """Return an add-on that is one of Playground's own terms, −c·`what`; `scale` is the c to name where that is 0."""
-    make = _from_info(f"−c·{what} (Playground's own)", f"reward_{term}")
+def _playground_cost(term: str, quantity: str, cost: str, scale: str = "") -> Registered:
+    """Return an add-on that is one of Playground's reward terms, −c · quantity.
+
+    `scale` is a value of c to suggest for tasks in which c is 0.
+    """
+    make = _from_info(f"−c·{quantity} (Playground's own)", f"reward_{term}")
     option = f"{term}_scale={scale}" if scale else ""
     return Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 
@@ -121,12 +121,12 @@ SIDEWAYS = _from_info(
 
 def action_rate() -> StatefulAddon:
     """−Σ (action − the one before)²: change actions less."""
-    return StatefulAddon(ActionRate, _numbers)
+    return StatefulAddon(ActionRate, _continuous_actions)
 
 
 def jerk() -> StatefulAddon:
     """−Σ (action − 2 · the one before + the one before that)²: change the change of actions less."""
-    return StatefulAddon(Jerk, _numbers)
+    return StatefulAddon(Jerk, _continuous_actions)
 
 
 def symmetry(steps: str = "50") -> StatefulAddon:
@@ -134,12 +134,15 @@ def symmetry(steps: str = "50") -> StatefulAddon:
     window = as_number(steps)
     if not window >= 1.0:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
-    return StatefulAddon(
-        partial(Symmetry, window), lambda steps: (steps.next_observations[:, 5:8], steps.next_observations[:, 2:5])
-    )
+
+    def both_legs(steps: Transitions) -> Any:
+        return steps.next_observations[:, 5:8], steps.next_observations[:, 2:5]
+
+    return StatefulAddon(partial(Symmetry, window), both_legs)
 
 
-def _numbers(steps: Transitions) -> Any:
+def _continuous_actions(steps: Transitions) -> Any:
+    """Return the actions as the only argument of a stateful add-on; raise if they are discrete."""
     if steps.actions.dtype.kind != "f":
         raise UsageError("this add-on compares actions that are numbers, and the environment takes choices")
     return (steps.actions,)
@@ -157,33 +160,33 @@ REGISTERED = {
     "mppi_sideways": Registered(ASIDE, ("Ant",), "mean v_y"),
     "mppi_joint": Registered(JOINT, ("Swimmer",), "mean |θ|"),
     "on_command": Registered(on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²"),
-    "energy": _cost("energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
-    "smooth": _cost("action_rate", "Σ (change of action)²: change actions less", "action-rate"),
-    "clearance": _cost(
+    "energy": _playground_cost("energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
+    "smooth": _playground_cost("action_rate", "Σ (change of action)²: change actions less", "action-rate"),
+    "clearance": _playground_cost(
         "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2"
     ),
-    "torques": _cost("torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
-    "still": _cost(
+    "torques": _playground_cost("torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
+    "still": _playground_cost(
         "stand_still",
         "Σ |joint angle − its usual one| while the command is 0: stand where told to",
         "stand-still",
         "-1",
     ),
-    "joint_limits": _cost(
+    "joint_limits": _playground_cost(
         "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1"
     ),
-    "air_time": _cost(
+    "air_time": _playground_cost(
         "feet_air_time",
         "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
         "air-time",
         "0.1",
     ),
-    "slip": _cost("feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
+    "slip": _playground_cost("feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
 }
 
 
 def info_entry(info: Info, key: str, why: str) -> np.ndarray:
-    """Return an entry of an environment's info; where there is none, raise with `why` it is needed."""
+    """Return an entry of an environment's info; if it is missing, raise an error that begins with `why`."""
     if key not in info:
         raise UsageError(f"{why} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}")
     return info[key]

@@ -1,9 +1,8 @@
-"""The names that a file gives: its environment, and its add-ons.
+"""Names of environments and add-ons that stand in files: they may be code, which runs only with the user's trust.
 
-A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What
-a file names is imported only where the user says that they trust the file. `confirm` is that rule, and whatever takes a
-name out of a file asks it first. It asks the functions that imports go by, so no name means one thing here and another
-where it is used.
+What the user names, on the command line or in Python, is imported. What a file names is imported only if the user
+trusts the file. `check_trust` is that rule; everything that takes a name from a file calls it first. It parses names
+with the functions that later import them, so that both always agree on what a name means.
 """
 
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from repolicy.errors import UsageError
 from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
 
-# The package's own environments and add-on, which policies of Residual Q-learning name in their files.
+# The package's own environments and add-on, named in the files of policies of Residual Q-learning.
 PACKAGE_CODE = frozenset(
     f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon")
 )
@@ -28,37 +27,36 @@ TYPE_HINT = "if you trust it, add --trust, or type the name yourself with --{opt
 def check_trust(
     path: Path | str, trust: bool, *, env: str | None = None, addons: Iterable[str] = (), remedy: str = TYPE_HINT
 ) -> None:
-    """Refuse the names out of the file `path` that would run code, unless the user trusts the file."""
+    """Raise if names in the file `path` would run code or open files, unless the user trusts the file.
+
+    `remedy` ends the message: it tells the user what to do.
+    """
     if trust:
         return
-    code = {"env": [env] if env is not None and _makes_more(env) else []}
-    code["addon"] = [name for name in addons if wishes.import_target(name) not in ("", *PACKAGE_CODE)]
-    if found := [name for named in code.values() for name in named]:
-        option = "env" if code["env"] else "addon"
-        opened = all(":" not in wishes.import_target(name) for name in found)
-        what = "a file that would be opened" if opened else "code that would be run"
-        said = f"{path} names {what}: {' and '.join(printable(name, 200) for name in found)}"
-        raise UsageError(f"{said}; {remedy.format(option=option)}")
+    refused_env = [env] if env is not None and _needs_trust(env) else []
+    refused_addons = [name for name in addons if wishes.import_target(name) not in ("", *PACKAGE_CODE)]
+    if refused := refused_env + refused_addons:
+        opens_files_only = all(":" not in wishes.import_target(name) for name in refused)
+        what = "a file that would be opened" if opens_files_only else "code that would be run"
+        message = f"{path} names {what}: {' and '.join(printable(name, 200) for name in refused)}"
+        raise UsageError(f"{message}; {remedy.format(option='env' if refused_env else 'addon')}")
 
 
-def _makes_more(env: str) -> bool:
-    """Return whether an environment is imported, or takes an option that is no number and so could be a path."""
-    options = [
-        *names.parse_env_name(env)[1].values(),
-        *names.reset_options(env).values(),
-        *(names.decoder_options(env) or ()),
-    ]
-    return names.import_target(env) not in ("", *PACKAGE_CODE) or not all(
-        isinstance(value, int | float | None) for value in options
-    )
+def _needs_trust(env: str) -> bool:
+    """Return whether an environment is the user's code, or has an option that is no number and so could be a path."""
+    _, options = names.parse_env_name(env)
+    values = [*options.values(), *names.reset_options(env).values(), *(names.decoder_options(env) or ())]
+    if names.import_target(env) not in ("", *PACKAGE_CODE):
+        return True
+    return not all(isinstance(value, int | float | None) for value in values)
 
 
 def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
-    """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
+    """Return the environment of the policy in a file. Raises if it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
-        if (published := shelf_entry(path)) is not None:
-            return published.env
+        if (entry := shelf_entry(path)) is not None:
+            return entry.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     check_trust(path, trust, env=env)
     restore_decoder(path, names.decoder_options(env))
@@ -66,7 +64,7 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
 
 
 def addons_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
-    """Return the add-ons that the policy in a file was customized to; refused in the same way."""
+    """Return the add-ons that the policy was customized to. Raises if one is code, unless the file is trusted."""
     addons = tuple(card.get("request", {}).get("addons", ()))
     check_trust(path, trust, addons=addons)
     return addons

@@ -76,17 +76,13 @@ class Watchdog:
         os._exit(1)
 
     def _sentence(self, seconds: float) -> str:
-        which = (
-            f"environment {ENV_CALL.index} of {ENV_CALL.envs!r}"
-            if ENV_CALL.index is not None
-            else f"environment {ENV_CALL.envs!r}"
-        )
-        return f"{which} in rank {self._rank} has not come back for {seconds:.0f} seconds{self._place()}"
-
-    def _place(self) -> str:
-        """Return the file and line that the calling thread is at: often the very line that hangs."""
+        """Return which call hangs, and the file and line of the calling thread: often the very line that hangs."""
+        env = f"environment {ENV_CALL.envs!r}"
+        if ENV_CALL.index is not None:
+            env = f"environment {ENV_CALL.index} of {ENV_CALL.envs!r}"
         frame: FrameType | None = sys._current_frames().get(self._caller)
-        return f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+        place = f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+        return f"{env} in rank {self._rank} has not come back for {seconds:.0f} seconds{place}"
 
 
 def _print(line: str) -> None:

@@ -1,7 +1,7 @@
-"""A wish that was learnt, as a file: θ of the wish θ·f(s, a, s′) or an ensemble of networks, and what they are of.
+"""The file of a learnt wish: a reward θ·f(s, a, s′) with weights θ of features f, or an ensemble of networks.
 
-The features f are entries of observation, action and next observation, which need no code, or the user's own function.
-The file only names that function. It is imported where the user types its name: `wish.safetensors(features=my.py:f)`.
+Features are entries of observation, action and next observation, which need no code, or a function of the user's own.
+The file only names that function. It is imported if the user types its name: `wish.safetensors(features=my.py:f)`.
 """
 
 import re
@@ -24,24 +24,24 @@ from repolicy.text import printable, without_version
 REQUEST = re.compile(r"(?P<path>.+\.safetensors)(?:\(features=(?P<features>[^()]+)\))?")
 ENTRY = re.compile(r"(observation|action|next)(?:\[(\d+)(?::(\d+))?\])?(?:\^(\d+(?:\.\d+)?))?")
 HEADER = {"env": str, "policy": str, "features": str, "names": [str], "from": str, "sizes": [int]}
-NETWORK_TENSORS = ("shift", "scale", "first", "bias", "second")  # of networks
+NETWORK_TENSORS = ("shift", "scale", "first", "bias", "second")  # fields of `Networks`
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a wish is a sum of, `(observations, actions, next_observations, info) -> [B, K]`.
+    """The K features of a wish; an instance maps `(observations, actions, next_observations, info)` to `[B, K]`.
 
     reference: entries such as `next[2]^1,action^2`, where ^p is the p-th power of the absolute value; or
     `file.py:function`.
     """
 
     reference: str
-    function: Function | None = None
+    function: Function | None = None  # None for entries
 
     @classmethod
     def of(cls, reference: str) -> "Features":
-        """Return those that the user names; code is imported."""
+        """Return the features that the user named; code is imported here."""
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
             for entry in entries:
@@ -67,14 +67,15 @@ class Features:
         with in_one_sentence(f"features {self.reference!r} failed", UsageError):
             values = np.asarray(self.function(observations.copy(), actions.copy(), after.copy(), info), np.float64)
         if values.ndim != 2 or len(values) != len(observations) or not values.shape[1]:
-            what = f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions"
-            raise UsageError(f"{what}, not one row of numbers each")
+            message = f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions"
+            raise UsageError(f"{message}, not one row of numbers each")
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise NumericError(f"features {self.reference!r} returned {values[row, column]} as number {column}")
         return values
 
     def _entry(self, entry: str, parts: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the features of one entry, `[B, K]`."""
         part, first, last, power = _parse_entry(entry)
         values = parts[part].astype(np.float64)
         if first is not None and max(first, last - 1) >= values.shape[1]:
@@ -83,15 +84,16 @@ class Features:
         return chosen if power is None else np.abs(chosen) ** power
 
     def names(self, count: int, sizes: tuple[int, int]) -> tuple[str, ...]:
-        """Return what to call each of the `count` features, of so many observed numbers and so many of an action."""
+        """Return a name for each of `count` features; `sizes`: of observation and action."""
         if self.function is not None:
             return tuple(f"{self.reference.rpartition(':')[2]}[{k}]" for k in range(count))
-        named = list[str]()
+        names = list[str]()
         for entry in self.reference.split(","):
             part, first, last, power = _parse_entry(entry)
-            each = range(sizes[part == "action"]) if first is None else range(first, last)
-            named += [f"{part}[{k}]" + ("" if power is None else f"^{power:g}") for k in each]
-        return tuple(named)
+            indices = range(sizes[part == "action"]) if first is None else range(first, last)
+            suffix = "" if power is None else f"^{power:g}"
+            names += [f"{part}[{k}]{suffix}" for k in indices]
+        return tuple(names)
 
 
 def needs_no_code(reference: str) -> bool:
@@ -100,17 +102,17 @@ def needs_no_code(reference: str) -> bool:
 
 
 def _parse_entry(entry: str) -> tuple[str, int | None, int, float | None]:
-    """Return (part, first, behind the last, power) of an entry."""
-    found = ENTRY.fullmatch(entry)
-    assert found is not None
-    part, first, last, power = found.groups()
-    begin = None if first is None else int(first)
-    return part, begin, (begin or 0) + 1 if last is None else int(last), None if power is None else float(power)
+    """Return (part, first index, index after the last, power) of an entry; first is None for a whole part."""
+    match = ENTRY.fullmatch(entry)
+    assert match is not None
+    part, first, end, power = match.groups()
+    start = None if first is None else int(first)
+    return part, start, (start or 0) + 1 if end is None else int(end), None if power is None else float(power)
 
 
 @dataclass(frozen=True)
 class Networks:
-    """An ensemble whose mean is the reward: of inputs x, layers w₂·tanh(W₁·(x − shift)/scale + b₁) each."""
+    """An ensemble of E networks, whose mean is the reward: w₂·tanh(W₁·(x − shift)/scale + b₁) each, of inputs x."""
 
     shift: Tensor  # [I]
     scale: Tensor  # [I]
@@ -126,29 +128,29 @@ class Networks:
 
 
 def network_inputs(observations: np.ndarray, actions: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return what networks read, `[..., I]`."""
+    """Return the inputs of `Networks`, `[..., I]`."""
     return np.concatenate([observations, actions, after], -1).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class LearntWish:
-    """An add-on: what a person was found to want."""
+    """An add-on that was learnt from a person's choices or demonstrations; it has features or networks."""
 
     env: str
-    policy: str  # the fingerprint of the policy from which it was learnt
+    policy: str  # fingerprint of the policy from which it was learnt
     source: str  # what it was learnt from, in words
     sizes: tuple[int, int]  # of observation and action
-    features: Features | None  # else networks
-    names: tuple[str, ...] = ()
+    features: Features | None
+    names: tuple[str, ...] = ()  # of the features
     theta: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [K]
-    covariance: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # [K, K]
+    covariance: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # [K, K] of theta
     networks: Networks | None = None
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         sizes = (observations.shape[1], actions.shape[1])
         if sizes != self.sizes:
-            what = f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}"
-            raise UsageError(f"{what}, and here are {sizes[0]} and {sizes[1]}")
+            learnt = f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}"
+            raise UsageError(f"{learnt}, and here are {sizes[0]} and {sizes[1]}")
         if self.networks is not None:
             inputs = torch.from_numpy(network_inputs(observations, actions, after))
             return self.networks(inputs).mean(0).numpy().astype(np.float64)
@@ -170,46 +172,54 @@ class LearntWish:
 
 
 @cache
-def _open_wish(path: Path, features: str, changed: int) -> LearntWish:
+def _open_wish(path: Path, features: str, modified: int) -> LearntWish:
+    """Read a wish's file; `modified`, the time of its last change, makes the cache forget an older version."""
     tensors, header = read(path, "wish")
     check_shape(header, HEADER, str(path))
-    where = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
-    wanted = set(NETWORK_TENSORS) if not header["features"] else {"theta", "covariance"}
-    fit = {*tensors} == wanted and len(header["sizes"]) == 2 and all(each.isfinite().all() for each in tensors.values())
-    if fit and header["features"]:
+    origin = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
+    named_features = header["features"]
+
+    # Check that the tensors are those of features or of networks.
+    expected = {"theta", "covariance"} if named_features else set(NETWORK_TENSORS)
+    is_valid = {*tensors} == expected and len(header["sizes"]) == 2
+    is_valid = is_valid and all(tensor.isfinite().all() for tensor in tensors.values())
+    if is_valid and named_features:
         count = len(tensors["theta"])
-        fit = tensors["covariance"].shape == (count, count) and len(header["names"]) == count
-    if not fit:
+        is_valid = tensors["covariance"].shape == (count, count) and len(header["names"]) == count
+    if not is_valid:
         raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
-    if not header["features"]:
-        return LearntWish(*where, None, networks=Networks(*(tensors[name] for name in NETWORK_TENSORS)))
-    theirs = header["features"]
-    if features and features.rpartition(":")[2] != theirs.rpartition(":")[2]:
-        raise UsageError(f"{path} is a wish of the features {printable(theirs, 200)}, not of {features}")
-    if not (features or needs_no_code(theirs)):
-        what = f"{path} names code that would be run: {printable(theirs, 200)}; if you trust it, type that yourself"
-        raise UsageError(f"{what}: '{path}(features={printable(theirs, 200)})'")
+    if not named_features:
+        return LearntWish(*origin, None, networks=Networks(*(tensors[name] for name in NETWORK_TENSORS)))
+
+    # The file may have moved, so the user's reference must agree with the file's in the function's name only.
+    if features and features.rpartition(":")[2] != named_features.rpartition(":")[2]:
+        raise UsageError(f"{path} is a wish of the features {printable(named_features, 200)}, not of {features}")
+    if not (features or needs_no_code(named_features)):
+        code = printable(named_features, 200)
+        message = f"{path} names code that would be run: {code}; if you trust it, type that yourself"
+        raise UsageError(f"{message}: '{path}(features={code})'")
     theta, covariance = (tensors[name].double().numpy() for name in ("theta", "covariance"))
-    return LearntWish(*where, Features.of(features or theirs), tuple(header["names"]), theta, covariance)
+    return LearntWish(*origin, Features.of(features or named_features), tuple(header["names"]), theta, covariance)
 
 
-def is_wish_file(called: str) -> bool:
-    return REQUEST.fullmatch(called) is not None
+def is_wish_file(request: str) -> bool:
+    """Return whether an add-on's request names the file of a learnt wish."""
+    return REQUEST.fullmatch(request) is not None
 
 
-def open_wish(called: str) -> LearntWish:
-    """Return the wish of `wish.safetensors` or, where its features are code, `wish.safetensors(features=my.py:f)`."""
-    found = REQUEST.fullmatch(called)
-    if found is None:
-        raise UsageError(f"{called} does not end in .safetensors, and a wish is known by that")
-    path = Path(found["path"])
+def open_wish(request: str) -> LearntWish:
+    """Return the wish of `wish.safetensors` or, if its features are code, `wish.safetensors(features=my.py:f)`."""
+    match = REQUEST.fullmatch(request)
+    if match is None:
+        raise UsageError(f"{request} does not end in .safetensors, and a wish is known by that")
+    path = Path(match["path"])
     if not path.is_file():
         raise FileError(f"there is no file {path}")
-    return _open_wish(path, found["features"] or "", path.stat().st_mtime_ns)
+    return _open_wish(path, match["features"] or "", path.stat().st_mtime_ns)
 
 
-def check_same_env(called: str, env: str) -> None:
-    """Raise where a wish was learnt in another environment."""
-    wish = open_wish(called)
+def check_same_env(request: str, env: str) -> None:
+    """Raise if the wish was learnt in another environment."""
+    wish = open_wish(request)
     if without_version(wish.env) != without_version(env):
-        raise UsageError(f"the wish {called} was learnt in {printable(wish.env, 100)}, not in {env}")
+        raise UsageError(f"the wish {request} was learnt in {printable(wish.env, 100)}, not in {env}")

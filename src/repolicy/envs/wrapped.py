@@ -88,10 +88,12 @@ class NoiseEnvs:
     """The environments `envs`, in which each action is the noise that a decoder turns into a chunk of actions.
 
     If an episode ends within a chunk, the rest is not executed: the environment is reset for the next decision.
-    `seen` is called after each step of the first environment with whether its episode has ended, for films.
+    `after_step` is called after each step of the first environment with whether its episode has ended, for films.
     """
 
-    def __init__(self, envs: Envs, decoder: Decoder, name: str, seen: Callable[[bool], None] | None = None) -> None:
+    def __init__(
+        self, envs: Envs, decoder: Decoder, name: str, after_step: Callable[[bool], None] | None = None
+    ) -> None:
         self.envs, self.decoder, self.name = envs, decoder, name
         self.count, self.backend = envs.count, envs.backend
         if envs.actions.kind != "continuous":
@@ -99,7 +101,7 @@ class NoiseEnvs:
         self.actions = ActionSpace("continuous", (decoder.noise,))
         self.observation_size, self.groups = envs.observation_size, envs.groups
         self.limit = None if envs.limit is None else -(-envs.limit // decoder.chunk)
-        self._seen = seen
+        self._after_step = after_step
 
     def reset(self) -> np.ndarray:
         self._current = self.envs.reset()
@@ -117,8 +119,8 @@ class NoiseEnvs:
             before.append(steps[-1].observations)
             counts.append(~ended)
             ended = ended | steps[-1].terminated | steps[-1].truncated
-            if self._seen is not None and counts[-1][0]:
-                self._seen(bool(ended[0]))
+            if self._after_step is not None and counts[-1][0]:
+                self._after_step(bool(ended[0]))
         chunk = Chunk(
             np.stack(before[:-1]), decoded, np.stack([step.final for step in steps]),
             stack_infos([step.info for step in steps]), np.stack(counts),

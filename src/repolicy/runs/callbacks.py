@@ -105,7 +105,7 @@ class Display:
         self.terminal = Terminal()
         self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
         self._latest: dict[str, float] = {}
-        self._first = math.inf, 0.0  # the first iteration that was written, and when
+        self._first = math.inf, 0.0  # the first iteration that was written, and its time
 
     def begin(self, request: Request, start: int, total: int) -> None:
         self._request, self._start, self._total = request, start, total
@@ -123,8 +123,8 @@ class Display:
         self._latest |= metrics
         now = time.monotonic()
         self._first = min(self._first, (metrics["iteration"], now))
-        finished = metrics["iteration"] == self._total
-        if now - self._shown < (SECONDS_BETWEEN_FRAMES if self._live else SECONDS_BETWEEN_LINES) and not finished:
+        interval = SECONDS_BETWEEN_FRAMES if self._live else SECONDS_BETWEEN_LINES
+        if now - self._shown < interval and metrics["iteration"] < self._total:
             return
         self._shown = now
         if self._live:
@@ -140,7 +140,7 @@ class Display:
             self._live.stop()
 
     def _progress(self) -> tuple[float, float]:
-        """Return (share done, seconds left). Start-up and the first iteration are left out of the pace."""
+        """Return (share done, seconds left). Start-up and the first iteration do not count for the speed."""
         done = self._latest["iteration"]
         start, began = self._first if done > self._first[0] else (self._start, self._began)
         return done / self._total, (time.monotonic() - began) * (self._total - done) / max(done - start, 1)
@@ -178,8 +178,9 @@ class Display:
                 times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
         for heading, rows in PANEL_ROWS.items():
-            for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in latest]):
-                value = Text(format(latest[name], form), justify="right")
+            known_rows = [row for row in rows if row[0] in latest]
+            for index, (name, title, number_format, unit) in enumerate(known_rows):
+                value = Text(format(latest[name], number_format), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
         budget = [Text(" · ".join(self._budget()), "bold")] if self._budget() else []
         bar = ProgressBar(total=1.0, completed=share, width=60)
@@ -193,11 +194,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# Where numbers go -----------------------------------------------------------------------------------------------------
+# Loggers --------------------------------------------------------------------------------------------------------------
 
 
 class TensorBoard:
-    """Event files in the run's folder, over environment steps."""
+    """Writes TensorBoard's event files into the run's folder, over environment steps."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.path
@@ -237,7 +238,7 @@ class TensorBoard:
 
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:
-        """Go on without TensorBoard if its files cannot be written: the metrics are in the run's folder anyway."""
+        """Continue without TensorBoard if its files cannot be written: the run's folder has the metrics anyway."""
         try:
             yield
         except OSError as error:
@@ -246,7 +247,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases; a resumed run goes on in the run that it began."""
+    """Logs to Weights & Biases; a resumed run continues the same run there."""
 
     def __init__(self, folder: RunFolder, project: str) -> None:
         try:
@@ -254,13 +255,13 @@ class Wandb:
         except ImportError:
             raise UsageError("--wandb needs the package wandb: pip install 'repolicy[wandb]'") from None
         try:
-            wandb.login()  # before the run's folder is claimed
+            wandb.login()  # may fail, so before the run's folder is claimed
         except wandb.Error as error:
             raise UsageError(f"--wandb: {error}") from None
         self._wandb, self._folder, self._project = wandb, folder.path.resolve(), project
 
     def begin(self, request: Request, start: int, total: int) -> None:
-        file = self._folder / "wandb-id"  # drawn once for each run
+        file = self._folder / "wandb-id"  # a random id, the same when the run is resumed
         if not file.exists():
             write_bytes(file, secrets.token_hex(8).encode())
         try:
@@ -283,5 +284,6 @@ _NAME_GROUPS = ("reward", "evaluation", "share")
 
 
 def _logged_name(name: str) -> str:
+    """Return a metric's name with its group, by which both loggers arrange the charts: `reward/task`, `run/omega`."""
     group, _, rest = name.partition("_")
     return f"{group}/{rest}" if group in _NAME_GROUPS and rest else f"run/{name}"

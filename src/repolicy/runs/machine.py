@@ -1,4 +1,4 @@
-"""The machine that a run is on: its cores, its memory, the versions of what is installed; and who started us."""
+"""The machine of a run: cores, memory, signals, parent process, and versions of installed packages."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def physical_cores() -> int:
-    """Return how many physical cores this process may use: as many as it is let onto and has the processor time of."""
+    """Return the number of physical cores that this process may use, by its affinity and its CPU quota."""
     logical = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
     try:
         cores = len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in logical})
@@ -26,9 +26,9 @@ def physical_cores() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Return how many cores' time the kernel lets this process use (`docker run --cpus 2`: 2), or infinity.
+    """Return the process's CPU quota, in cores (`docker run --cpus 2`: 2), or infinity.
 
-    The limits are those of its control group and of every group around it, in either version of Linux's control groups.
+    The quota is the lowest of its control group and of all parent groups, in version 1 or 2 of Linux's control groups.
     """
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
@@ -39,13 +39,14 @@ def cpu_quota(root: Path = Path("/")) -> float:
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / controllers
-        place = top / path.lstrip("/")  # in a container it may not be there: then the top is the container's own group
-        for group in [place, *place.parents][: len(place.parts) - len(top.parts) + 1]:
-            quotas += _quotas(group)
+        own = top / path.lstrip("/")  # may be missing in a container, where `top` is the container's own group
+        for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
+            quotas += _group_quotas(group)
     return min(quotas)
 
 
-def _quotas(group: Path) -> Iterator[float]:
+def _group_quotas(group: Path) -> Iterator[float]:
+    """Yield the quota of one control group, in cores, if it has one."""
     for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         try:
             quota, period = " ".join((group / name).read_text() for name in names).split()
@@ -56,7 +57,10 @@ def _quotas(group: Path) -> Iterator[float]:
 
 
 def torchrun_place() -> tuple[int, int] | None:
-    """Return (rank, count) of a process that `torchrun` started beside others. Other programs set these, too."""
+    """Return (rank, number of ranks) if `torchrun` started this process beside others, else None.
+
+    Other programs set some of the same variables, so all of them are checked.
+    """
     values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if "MASTER_ADDR" not in os.environ or not all(value.isdecimal() for value in values):
         return None
@@ -65,43 +69,43 @@ def torchrun_place() -> tuple[int, int] | None:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends, however that ends (on Linux)."""
+    """Ask the kernel to kill this process when its parent ends for any reason (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
 def keep_freed_memory() -> None:
-    """Keep what arrays leave free with the process: learning needs it again a millisecond later.
+    """Make glibc keep the memory of freed arrays: the next minibatch needs it again a millisecond later.
 
-    Otherwise glibc hands it back, and the kernel clears each page of it anew in each minibatch.
+    Otherwise glibc returns it to the kernel, which clears every page again in each minibatch.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at the most that glibc takes
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, the highest value that glibc accepts
         libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals of Ctrl-C, SIGTERM and, but under `nohup`, the end of the terminal (a lost ssh connection)."""
-    alone = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if alone else [signal.SIGHUP])]
+    """Return SIGINT, SIGTERM and, unless `nohup` ignores it, SIGHUP (the terminal closed, or ssh was lost)."""
+    has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if has_nohup else [signal.SIGHUP])]
 
 
 def leave_signals_to_the_parent() -> None:
-    """Leave signals to the parent: they may reach a whole group, and the parent tells the others when to stop."""
+    """Ignore signals in a child: they may reach the whole process group, and the parent decides when all stop."""
     for each in ending_signals():
-        signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
+        signal.signal(each, lambda *_: None)  # not SIG_IGN, which our own child processes would inherit
 
 
 def terminated_as_interrupted() -> AbstractContextManager[None]:
-    """Treat SIGTERM and the end of the terminal as Ctrl-C, which what a script starts with `&` ignores until here."""
-    return _handled(signal.default_int_handler)
+    """Raise KeyboardInterrupt at any of `ending_signals`; also where SIGINT was ignored, as after `&` in a script."""
+    return _signal_handler(signal.default_int_handler)
 
 
 @contextmanager
 def polite_interrupt() -> Iterator[threading.Event]:
-    """Set the event at the first such signal, so that work ends where it can go on; the second one stops it."""
+    """Set the event at the first signal, so that work can end at a point to resume from; the second interrupts."""
     event = threading.Event()
 
     def handle(*_: object) -> None:
@@ -109,15 +113,15 @@ def polite_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    with _handled(handle):
+    with _signal_handler(handle):
         yield event
 
 
 @contextmanager
-def _handled(handler: Callable[..., object]) -> Iterator[None]:
-    """Handle the signals that end a program, in the main thread: no other may."""
-    here = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, handler) for each in ending_signals() if here}
+def _signal_handler(handler: Callable[..., object]) -> Iterator[None]:
+    """Install a handler for `ending_signals`; do nothing outside the main thread, where Python forbids it."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, handler) for each in ending_signals() if is_main_thread}
     try:
         yield
     finally:
@@ -126,16 +130,13 @@ def _handled(handler: Callable[..., object]) -> Iterator[None]:
 
 
 def shares_memory() -> bool:
-    """Return whether ranks can add up through memory that they share, which takes stores that become visible in order.
-
-    x86-64 promises that, and others do not.
-    """
+    """Return whether ranks can sum through shared memory: other processes must see stores in order, as on x86-64."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions of what a result depends on."""
+    """Return the versions of all software that a result depends on."""
     by_name = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("repolicy", "torch", "numpy", "envpool", "gymnasium", "mujoco"):
         try:

@@ -1,4 +1,4 @@
-"""What a run is asked for, and what else its result depends on."""
+"""The request of a run: environment, objective, settings and add-ons; and the command line that repeats it."""
 
 import math
 from dataclasses import dataclass, fields
@@ -18,33 +18,34 @@ from repolicy.runs.settings import AnySettings, Settings, validate_settings
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked for: all that its result depends on."""
+    """All inputs of a run that its result depends on."""
 
     env: str
     objective: Objective
     settings: Settings
     addons: tuple[str, ...] = ()
-    prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
+    prior: str = ""  # checksum of the prior's file, which is copied into the run's folder
     sparse: bool = False  # whether an add-on may be constant over a trial
     limits: tuple[str, ...] = ()  # such as energy<=0.09
-    init: str = ""  # the checksum of what the actor begins as, where that is not the prior
+    init: str = ""  # checksum of the file that the actor starts from, if that is not the prior
 
-    method: ClassVar[str] = ""  # empty for Residual PPO
+    method: ClassVar[str] = ""  # the training method; empty for Residual PPO
 
     @property
     def dials(self) -> tuple[Dial, ...]:
-        """What the policy takes as inputs: weights of the objective, and those of add-ons."""
+        """The weights that have a range: first those of the objective, then those of add-ons."""
         return (*self.objective.dials, *addons.dials(self.addons))
 
     def as_dict(self) -> dict[str, Any]:
-        always: dict[str, Any] = {"env": self.env, "objective": self.objective.as_dict()}
-        always |= {"settings": self.settings.as_dict(), "addons": list(self.addons)}
-        always |= {"prior": self.prior, "sparse": self.sparse}
+        values: dict[str, Any] = {"env": self.env, "objective": self.objective.as_dict()}
+        values |= {"settings": self.settings.as_dict(), "addons": list(self.addons)}
+        values |= {"prior": self.prior, "sparse": self.sparse}
         newer = {"limits": list(self.limits), "init": self.init, "method": self.method}
-        return always | {name: value for name, value in newer.items() if value}
+        return values | {name: value for name, value in newer.items() if value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the request of `as_dict`; older files lack some entries."""
         settings_class: type[AnySettings] = get_type_hints(cls)["settings"]
         return cls(
             values["env"],
@@ -59,15 +60,15 @@ class Request:
 
 
 def derived_seed(seed: int, segment: int, stream: int) -> int:
-    """Return an independent seed for each (seed, segment, stream)."""
+    """Return the seed of one random stream; it differs for each (seed, segment, stream)."""
     return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
 
 
 def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
-    """Return the shape of a new policy for an environment."""
+    """Return the architecture of a new policy for an environment."""
     family = settings.family
     if family == "auto":
-        family = usual_family(spaces.actions, settings.initial_std)
+        family = choose_family(spaces.actions, settings.initial_std)
     return PolicySpec(
         observation_size=spaces.observation_size,
         actions=spaces.actions,
@@ -80,24 +81,28 @@ def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
     )
 
 
-FAR_BOUND = 10.0  # times the first std, beyond which a Gaussian around 0 hardly ever tries an action
+MAX_BOUND_IN_STDS = 10.0  # initial stds; a Gaussian around 0 hardly ever reaches actions near a bound beyond that
 
 
-def usual_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squashed", "categorical"]:
-    """Return the family of a new policy: a Gaussian, which begins around 0, where 0 lies well within the bounds."""
+def choose_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squashed", "categorical"]:
+    """Return the usual family of a new policy.
+
+    A Gaussian starts around 0, so it is used if 0 is inside the bounds and they are not too far for its `std`.
+    """
     if actions.kind == "discrete":
         return "categorical"
     bounds = [*zip(actions.low, actions.high, strict=True)]
     is_bounded = bool(bounds) and all(map(math.isfinite, actions.low + actions.high))
-    begins_within = all(low < 0.0 < high and max(-low, high) <= FAR_BOUND * std for low, high in bounds)
-    return "gaussian" if begins_within or not is_bounded else "squashed"
+    largest = MAX_BOUND_IN_STDS * std
+    fits_gaussian = all(low < 0.0 < high and max(-low, high) <= largest for low, high in bounds)
+    return "gaussian" if fits_gaussian or not is_bounded else "squashed"
 
 
-RESERVED_DIAL_NAMES = (*DIALED, "t", "how", "policy")  # what names something else where a position is named
+RESERVED_DIAL_NAMES = (*DIALED, "t", "how", "policy")  # other parameters of the functions that take dial positions
 
 
 def check_dials(request: Request) -> None:
-    """Raise where there are too many dials, a name that cannot be used, or a budget that would turn one of them."""
+    """Raise if there are too many dials, if one has a reserved name, or if a budget would move a dialed weight."""
     names = [dial.name for dial in request.dials]
     if not names:
         return
@@ -106,10 +111,10 @@ def check_dials(request: Request) -> None:
             f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or limit moves one: "
             "name --omega, a number or a range, and leave the budget or limit out"
         )
-    wished = [dial.name for dial in addons.dials(request.addons)]
-    if taken := [name for name in wished if name in RESERVED_DIAL_NAMES or wished.count(name) > 1]:
+    addon_dials = [dial.name for dial in addons.dials(request.addons)]
+    if unusable := [name for name in addon_dials if name in RESERVED_DIAL_NAMES or addon_dials.count(name) > 1]:
         raise UsageError(
-            f"an add-on's dial cannot be called {taken[0]!r}, as another is: rename its function, or name one weight"
+            f"an add-on's dial cannot be called {unusable[0]!r}, as another is: rename its function, or name one weight"
         )
     if len(names) > MAX_DIALS:
         raise UsageError(
@@ -118,43 +123,51 @@ def check_dials(request: Request) -> None:
 
 
 def command_words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -> list[str]:
-    """Return what follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
+    """Return the words behind `repolicy` on a command line for this run, without its settings.
 
-    Empty where only Python can say what was asked for: not every objective has a name.
+    `command_options` returns the settings. The list is empty if no command line can express the request: not every
+    objective has a name.
     """
     named = objective_name(request.objective)
     if named is None:
         return []
-    objective, coefficients = named
-    auto = request.settings.budget is not None and request.settings.keep is None
-    if auto and request.objective.omega != request.objective.alpha:
-        return []  # --omega auto begins at alpha
-    parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
-    parts += ["--init", str(init)] if request.init else []
-    for flag, names in (("--addon", request.addons), ("--limit", request.limits)):
-        parts += [word for name in names for word in (flag, name)]
-    if not auto:
-        parts += ["--objective", objective]
-    else:
-        parts += ["--omega", "auto"]
+    name, coefficients = named
+    finds_omega = request.settings.budget is not None and request.settings.keep is None
+    if finds_omega and request.objective.omega != request.objective.alpha:
+        return []  # --omega auto starts at alpha
+    words = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
+    if request.init:
+        words += ["--init", str(init)]
+    for addon in request.addons:
+        words += ["--addon", addon]
+    for limit in request.limits:
+        words += ["--limit", limit]
+    if finds_omega:
+        words += ["--omega", "auto"]
         coefficients.pop("omega", None)
+    else:
+        words += ["--objective", name]
     if isinstance(coefficients.get("omega"), Range):
-        coefficients["states"] = request.objective.states  # 0 is not what a range takes
+        coefficients["states"] = request.objective.states  # the default of `states` is not 0 with a range
     for key, value in coefficients.items():
-        parts += [f"--{key}", f"{value}"]
-    return [*parts, "--sparse"] if request.sparse else parts
+        words += [f"--{key}", f"{value}"]
+    return [*words, "--sparse"] if request.sparse else words
 
 
 def command_options(settings: Settings, usual: Settings) -> list[str]:
-    """Return the options that make these settings from the usual ones."""
-    names = [field.name for field in fields(Settings)]
-    changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
-    return [word for name in changed for word in command_option(name, getattr(settings, name))]
+    """Return the command-line options for all settings that differ from the usual ones."""
+    words = list[str]()
+    for field in fields(Settings):
+        value = getattr(settings, field.name)
+        if value != getattr(usual, field.name):
+            words += command_option(field.name, value)
+    return words
 
 
 def command_option(name: str, value: Any) -> list[str]:
-    """Return a setting as words of the command line."""
-    word = "--" + name.replace("_", "-")
+    """Return the command-line words of one setting: `["--n-steps", "64"]`."""
+    option = name.replace("_", "-")
     if isinstance(value, bool):
-        return [word if value else f"--no-{word[2:]}"]
-    return [word, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+        return [f"--{option}" if value else f"--no-{option}"]
+    values = value if isinstance(value, tuple) else [value]
+    return [f"--{option}", *map(str, values)]

@@ -1,4 +1,4 @@
-"""What a run ended in, and what can be done with it in Python."""
+"""The result of a run in Python: its policy, its metrics, evaluations and plots."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from repolicy.text import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What `plot` draws where nothing else is asked for, as far as the run has it: a metric and its axis.
+# Metrics that `plot` draws by default, if the run has them, with the labels of their axes.
 CURVES = {
     "evaluation_objective": "objective of an episode",
     "basic_return": "basic reward of an episode",
@@ -29,7 +29,7 @@ CURVES = {
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run ended in."""
+    """The result of a run, finished or stopped early."""
 
     folder: Path
     steps: int
@@ -46,23 +46,26 @@ class Result:
 
     @cached_property
     def policy(self) -> Policy:
-        """What the run hands out: the last policy, or a clearly better one (docs/reading-a-report.md)."""
+        """The run's policy: the last one, or a clearly better earlier one (docs/reading-a-report.md)."""
         return load_policy(RunFolder(self.folder).policy)
 
     def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
         """Return the policy between the prior (t = 0) and the run's own (t = 1), without training.
 
-        Of a run with a dial, it is the policy for that weight, and of several, for weights by their names
+        If the run has a dial, return the policy for that weight; with several dials, give each weight by its name
         (docs/dials-and-sweeps.md).
         """
         return dial(self.folder, t, how, **values)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return what was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
+        """Return each logged metric as an array with one value an iteration, nan if missing.
+
+        docs/reading-a-report.md explains them.
+        """
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).read_metrics().items()}
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
-        """Run whole episodes of the policy, in the run's environment, with its add-on."""
+        """Evaluate the policy for whole episodes in the run's environment, with its add-on."""
         settings = read_card(find_policy(self.folder)).get("request", {}).get("settings", {})
         return evaluate(
             self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
@@ -70,39 +73,40 @@ class Result:
         )  # fmt: skip
 
     def plot(self, *names: str) -> "Figure":
-        """Draw curves of these metrics over environment steps, or of the few that people look at first."""
+        """Draw these metrics over environment steps; by default those that people look at first."""
         try:
             from matplotlib import pyplot
         except ImportError:
             raise UsageError("plot needs the package matplotlib: pip install matplotlib") from None
         columns = self.metrics()
-        missing = [name for name in names if name not in columns]
-        if missing:
-            raise UsageError(f"the run logged no {missing[0]!r}; it has {', '.join(columns)}")
-        wanted = names or [name for name in CURVES if name in columns]
-        figure, axes = pyplot.subplots(1, len(wanted), figsize=(4.5 * len(wanted), 3.2), squeeze=False)
-        for axis, name in zip(axes[0], wanted, strict=True):
-            known = np.isfinite(columns[name])
-            marker = "o" if known.sum() < 20 else ""
-            axis.plot(columns["steps"][known], columns[name][known], marker=marker)
+        for name in names:
+            if name not in columns:
+                raise UsageError(f"the run logged no {name!r}; it has {', '.join(columns)}")
+        drawn = names or [name for name in CURVES if name in columns]
+        figure, axes = pyplot.subplots(1, len(drawn), figsize=(4.5 * len(drawn), 3.2), squeeze=False)
+        for axis, name in zip(axes[0], drawn, strict=True):
+            is_logged = np.isfinite(columns[name])
+            marker = "o" if is_logged.sum() < 20 else ""
+            axis.plot(columns["steps"][is_logged], columns[name][is_logged], marker=marker)
             axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
         figure.tight_layout()
         return figure
 
 
 class Estimate(NamedTuple):
-    """A mean over episodes or environments, and its standard error."""
+    """A mean over episodes or environments, with its standard error."""
 
     mean: float
     error: float
 
     @classmethod
     def of(cls, total: float, squares: float, count: float) -> "Estimate":
+        """Return the estimate from the sum of the samples, the sum of their squares, and their number."""
         mean = total / count
         return cls(mean, math.sqrt(max(squares / count - mean**2, 0.0) / max(count - 1.0, 1.0)))
 
     def beats(self, other: "Estimate") -> bool:
-        """Say whether it is higher by more than the error of the difference."""
+        """Return whether this mean is higher by more than the standard error of the difference."""
         return self.mean - other.mean > math.hypot(self.error, other.error)
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ class AnySettings:
 
     def __post_init__(self) -> None:
         for name, value in validate_settings(self.as_dict(), "settings", type(self)).items():
-            object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
+            object.__setattr__(self, name, value)  # converted: 3e6 becomes 3000000 in an int field
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
             for low, high in getattr(hint, "__metadata__", ()):
@@ -63,35 +63,28 @@ class Budget(NamedTuple):
 
     amount: float
     metric: str  # the logged metric that is compared with the amount
-    moves: str  # a clause that says which weights are adapted
-    until: str  # format of a clause that says what for, with the amount
+    description: str  # format of a clause for people, with the amount
     comparison: str  # format of the metric beside the amount
 
     @property
     def words(self) -> str:
-        """`ω′ and α̂ move to stay 2 nats a step from the prior`."""
-        return f"{self.moves} {self.until.format(self.amount)}"
+        """Describe the budget: `ω′ and α̂ move to stay 2 nats a step from the prior`."""
+        return self.description.format(self.amount)
 
 
-# The settings that are budgets, each with the fields of `Budget` behind the amount.
+_NATS = "{:.2f} nats a step, the budget is {:g}"
+# The settings that are budgets, each with the fields of `Budget` after the amount.
 BUDGETS = {
-    "kl_budget": (
-        *("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
-        "{:.2f} nats a step, the budget is {:g}",
-    ),
-    "log_prior_budget": (
-        *("below_prior", "ω′ moves", "until actions are {:g} nats less likely than the prior's own"),
-        "{:.2f} nats a step, the budget is {:g}",
-    ),
-    "keep": ("kept", "ω′ moves", "to keep {:.4g} of the old return", "{:.3f} of the old return kept, of {:g}"),
+    "kl_budget": ("prior_kl", "ω′ and α̂ move to stay {:g} nats a step from the prior", _NATS),
+    "log_prior_budget": ("below_prior", "ω′ moves until actions are {:g} nats less likely than the prior's own", _NATS),
+    "keep": ("kept", "ω′ moves to keep {:.4g} of the old return", "{:.3f} of the old return kept, of {:g}"),
 }
 
-
-ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # settings of a new actor; while customizing it is the prior
+ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # of a new actor; customizing takes them from the prior
 
 
 def budget_of(settings: Mapping[str, Any]) -> Budget | None:
-    """Return the budget that is set among these settings, or None."""
+    """Return the budget in these settings, or None."""
     for name, row in BUDGETS.items():
         if isinstance(amount := settings.get(name), int | float):
             return Budget(float(amount), *row)
@@ -190,8 +183,9 @@ class Settings(AnySettings):
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:
             if self.ranks:
-                uneven = f"envs is {self.envs}, which {ranks} ranks cannot share evenly"
-                raise UsageError(f"{uneven}; choose a multiple of {ranks}")
+                raise UsageError(
+                    f"envs is {self.envs}, which {ranks} ranks cannot share evenly; choose a multiple of {ranks}"
+                )
             ranks = max(count for count in range(1, ranks + 1) if self.envs % count == 0)
         return replace(self, ranks=ranks)
 
@@ -222,6 +216,7 @@ def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings]
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
+    """Convert a value to the type of a field's annotation; `where` begins the message if it does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if not isinstance(value, str) or value not in arguments:
@@ -236,9 +231,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
     if isinstance(value, Real) and hasattr(value, "item"):
-        value = value.item()  # NumPy's
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    if hint in (int, float) and number and hint(value) == value:
+        value = value.item()  # a NumPy number
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    if hint in (int, float) and is_number and hint(value) == value:
         return hint(value)
     raise UsageError(f"{where} is {value!r}; it must be {_TYPE_WORDS[hint]}")
 
