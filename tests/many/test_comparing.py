@@ -256,7 +256,7 @@ class Wired(LinearQuadratic):
 def test_the_worst_place_decides() -> None:
     """The other way round the bad policy is the good one, and without wires the two are equal."""
     around = compare_around(GOOD, BAD, Wired, "1e-6", vary=["wires=-1..1"], episodes=50)
-    found = {place.options["wires"]: place.found.verdict for place in around.places}
+    found = {place.options["wires"]: place.comparison.verdict for place in around.places}
     assert [*found] == [-1.0, -0.5, 0.0, 0.5, 1.0]
     assert (found[-1.0], found[0.0], found[1.0]) == ("better", "cannot tell", "worse")
     assert (around.verdict, around.worst.options) == ("worse", {"wires": 1.0})
@@ -271,9 +271,9 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     assert len(around.places) == 25
     place = around.places[7]
     assert place.options == {"wires": 0.625, "push": 0.5}
-    assert place.found == compare(GOOD, GOOD, place.found.env, "0.5", episodes=2, error=0.01)
+    assert place.comparison == compare(GOOD, GOOD, place.comparison.env, "0.5", episodes=2, error=0.01)
     assert "probability of at most 25%" in around.sentences[1]
-    assert [around.tables[1][0][-2], replace(place.found, error=0.002).tables[0][0][-2]] == [
+    assert [around.tables[1][0][-2], replace(place.comparison, error=0.002).tables[0][0][-2]] == [
         "98% interval", "99.6% interval"
     ]  # fmt: skip
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
@@ -294,8 +294,8 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
         compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=4)
         for name in ("wires", "reset.wires")
     )
-    assert [place.found.rows for place in reset.places] == [place.found.rows for place in made.places]
-    assert not made.is_flat
+    assert [place.comparison.rows for place in reset.places] == [place.comparison.rows for place in made.places]
+    assert not made.is_constant
     unread = compare_around(GOOD, GOOD, Wired, vary=["reset.wind=0..1"], episodes=2)
     assert "nothing differs between the places" in unread.sentences[-1]
     with pytest.raises(UsageError, match="resets take no options; leave out --backend envpool"):

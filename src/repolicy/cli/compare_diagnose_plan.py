@@ -76,7 +76,7 @@ class Compare(RunsPolicy):
             )  # fmt: skip
         terminal.say(str(comparison))
         values = {"old": self.old, "new": self.new}
-        values |= comparison.as_dict() if self.vary else comparison.places[0].found.as_dict()
+        values |= comparison.as_dict() if self.vary else comparison.places[0].comparison.as_dict()
         if self.out is not None:
             page = write_compare_report(comparison, self.old, self.new, self.out, terminal.say)
             terminal.say(f"report: {page}")

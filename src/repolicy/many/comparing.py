@@ -2,7 +2,8 @@
 
     compare("halfcheetah", "runs/cheetah", not_worse="5%").verdict      # better, not worse, worse, or cannot tell
 
-Each verdict is a bet that was won (`bets`), so the episodes may end at the first round that decides.
+Verdicts come from tests by betting (`bets`), which may be read after each round: the run ends at the first round that
+decides, and the error still holds.
 """
 
 import math
@@ -50,7 +51,7 @@ TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length"
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
 Table = tuple[list[str], list[list[str]]]
-INFORMATIVE = ("length", "ended_early")  # reported only: in some tasks an early end is a success
+INFORMATIVE = ("length", "ended_early")  # reported, but they decide nothing: an early end may be a success
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Margin:
     """The loss up to which the new policy is still called not worse."""
 
     value: float
-    is_share: bool  # whether the value is a share of the old policy's mean
+    is_share: bool  # a share of the old policy's mean, not a number in its units
 
     @classmethod
     def parse(cls, given: str | float) -> "Margin":
@@ -80,7 +81,7 @@ class QuantityComparison:
     name: str
     old: float  # mean of the old policy
     new: float
-    low: float  # interval of new − old; each end is wrong with the comparison's error
+    low: float  # low end of the interval of new − old; each end is wrong with the comparison's error
     high: float
     verdict: Verdict
 
@@ -102,14 +103,13 @@ class QuantityComparison:
         """The row of this quantity in the table."""
         changes = (self.new - self.old, self.low, self.high)
         if self.name == "ended_early":
-            old, new, difference, low, high = (
-                f"{share:.1%}".replace("-", "−") for share in (self.old, self.new, *changes)
-            )
+            means = [f"{share:.1%}" for share in (self.old, self.new)]
+            difference, low, high = (f"{change:.1%}".replace("-", "−") for change in changes)
         else:
-            old, new = number(self.old), number(self.new)
+            means = [number(self.old), number(self.new)]
             difference, low, high = (number(change, plus=True) for change in changes)
         interval = f"{low} to {high}" if math.isfinite(self.high - self.low) else "unknown"
-        return [self.title, old, new, difference, interval, self.verdict]
+        return [self.title, *means, difference, interval, self.verdict]
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,29 +127,30 @@ class Comparison:
     rows: dict[str, list[QuantityComparison]]  # by the kind of action; the first kind decides
 
     @property
-    def deciding(self) -> list[QuantityComparison]:
+    def deciding_rows(self) -> list[QuantityComparison]:
         """The rows that decide the verdict."""
         return [row for row in next(iter(self.rows.values())) if row.decides]
 
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of the quantities that decide."""
-        return min((row.verdict for row in self.deciding), key=VERDICT_ORDER.index)
+        return min((row.verdict for row in self.deciding_rows), key=VERDICT_ORDER.index)
 
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
         starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
-        judges = " and ".join(row.title for row in self.deciding if row.verdict == self.verdict)
-        shares = self.deciding if self.margin.endswith("%") else []
-        nothing = [row.title for row in shares if row.old == 0.0 and row.name != "ended_early"]
+        deciding = " and ".join(row.title for row in self.deciding_rows if row.verdict == self.verdict)
         lines = [
-            f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {judges}; the margin is {self.margin}",
+            f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {deciding}; the margin is {self.margin}",
             f"{counted(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
             f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
-        no_share = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
-        return lines + [f"{title} {no_share}" for title in nothing]
+        for row in self.deciding_rows:
+            if self.margin.endswith("%") and row.old == 0.0:
+                problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+                lines.append(f"{row.title} {problem}")
+        return lines
 
     @property
     def tables(self) -> list[Table]:
@@ -175,9 +176,9 @@ def compare_quantity(
 ) -> QuantityComparison:
     """Compare one quantity by its values `[E]` in both policies' episodes, in pairs and in the order of time.
 
-    The bets are on the mean of new − old + margin. A share of the old mean is taken of each old value, so that the mean
-    itself need not be known. `quantities` is the number of quantities that decide: one that is worse is enough for the
-    verdict *worse*, so each has this share of the error for it; *not worse* must hold for all, so each has the whole.
+    The bets are on the mean of new − old + margin. A margin that is a share is taken of each old value, so that the old
+    mean need not be known. `quantities` is the number of quantities that decide. One worse quantity is enough for the
+    verdict *worse*, so the error is divided among them; *not worse* must hold for all, so each has the whole error.
     """
     old, new = old.astype(float), new.astype(float)
     losses = loss_bounds(old, new)
@@ -221,20 +222,20 @@ def compare(
     """Run two policies from the same starts until it is certain whether the new one is worse.
 
     Args:
-        old: a policy, its file, its run's folder, or the name of one that ships; or a generative policy, which the new
+        old: a policy, its file, its run's folder, or the name of one that ships; or the generative policy that the new
             one was customized from.
-        new: the one that is to take its place.
+        new: the policy that is to replace it.
         env: an id, or a function that makes one environment; by default the one that the files name.
-        not_worse: how much less it may have: a share of the old policy's mean, such as "5%", or a number.
+        not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
         addon: the wish that decides beside the return; by default that of the new policy's file. () is none.
-        sampled: let sampled actions decide, and no mean actions; of generative policies they do in any case.
-        error: the probability at most of a wrong verdict, but for losses that are rare and larger than all seen.
-        episodes: at most so many of each policy, with each kind of action.
-        seed: of environments and sampling.
-        backend: whose environments: "envpool", "gymnasium", or "auto".
-        progress: is given the number of episodes that are done.
-        options: how the old policy's file is read, where that is another library's.
-        new_options: the same of the new policy's file.
+        sampled: let sampled actions decide, not mean actions; for generative policies they always decide.
+        error: the largest probability of a wrong verdict, except for losses that are rare and larger than all seen.
+        episodes: the largest number of episodes of each policy, with each kind of action.
+        seed: the seed of environments and sampling.
+        backend: the library that runs the environments: "envpool", "gymnasium", or "auto".
+        progress: is called with the number of episodes that are done.
+        options: how the old policy's file is read, if it is another library's.
+        new_options: how the new policy's file is read.
         trust: run code that a policy's file names.
     """
     margin = Margin.parse(not_worse)
@@ -247,36 +248,33 @@ def compare(
     if not isinstance(addon, Addon):
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
-    pairs = [_fit_to_env(side, env, backend) for side in sides]
-    by_noise = decoder_options(env) is not None  # a generative policy with its most likely noise is never used
-    kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
-    is_paired = _is_reproducible(*pairs[0], seed, backend)
+    agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
+    is_generative = decoder_options(env) is not None  # which is never used with its mean noise
+    kinds = ("sampled", "mean") if sampled or is_generative else ("mean", "sampled")
+    is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}
     rounds = done = 0
 
-    def run(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
-        with closing(make_envs(place, count, seed + done, backend)) as envs:  # an episode each
+    def run(agent: Agent, agent_env: str, kind: str, count: int) -> Evaluation:
+        with closing(make_envs(agent_env, count, seed + done, backend)) as envs:  # one episode in each
             return run_episodes(agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done)
 
     while True:
         count = min(EPISODES_PER_ROUND, episodes - done)
         for kind in kinds:
-            evaluations = [run(*each, kind, count) for each in pairs]
+            evaluations = [run(*each, kind, count) for each in agents]
             results[kind].append([_quantities(each) for each in evaluations])
         rounds += 1
         done += count
         rows = {kind: _compare_quantities(results[kind], margin, error) for kind in kinds}
-        found = Comparison(env, evaluations[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
-        deciding = [row.verdict for row in found.deciding]
-        if not deciding:
+        comparison = Comparison(env, evaluations[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+        verdicts = [row.verdict for row in comparison.deciding_rows]
+        if not verdicts:
             raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
         if progress is not None:
             progress(done)
-        if done == episodes or "worse" in deciding or "cannot tell" not in deciding:
-            return found
-
-
-OLD_NAME, NEW_NAME = "the old policy", "the new policy"
+        if done == episodes or "worse" in verdicts or "cannot tell" not in verdicts:
+            return comparison
 
 
 def open_policies(
@@ -285,9 +283,10 @@ def open_policies(
 ) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
     """Open both policies and return them with their environment's name; opened policies are returned unchanged."""
     name = None if env is None else env_name(env)
-    newer = _open_policy(new, NEW_NAME, name, new_options, trust)
-    known = name or newer.card.get("request", {}).get("env")  # the decoder in it may be the old policy
-    sides = (_open_policy(old, OLD_NAME, known, options, trust), newer)
+    new_side = _open_policy(new, "the new policy", name, new_options, trust)
+    # The old policy may be the decoder in the environment of the new policy's run.
+    old_env = name or new_side.card.get("request", {}).get("env")
+    sides = (_open_policy(old, "the old policy", old_env, options, trust), new_side)
     return sides, name or _common_env(sides, trust)
 
 
@@ -296,20 +295,19 @@ def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: f
     default = margin if margin.is_share else Margin.parse(DEFAULT_MARGIN)
     values = dict[str, tuple[np.ndarray, np.ndarray]]()
     for name in rounds[0][0]:
-        old, new = (np.concatenate([each[name] for each in side]) for side in zip(*rounds, strict=True))
+        old, new = (np.concatenate([episodes[name] for episodes in side]) for side in zip(*rounds, strict=True))
         if np.isfinite([old, new]).all():  # some environments have no reward
             values[name] = old, new
-    decisive = len(values.keys() - {*INFORMATIVE})
-    return [
-        compare_quantity(name, old, new, default, error)
-        if name in INFORMATIVE
-        else compare_quantity(name, old, new, margin, error, decisive)
-        for name, (old, new) in values.items()
-    ]
+    deciding = len(values.keys() - {*INFORMATIVE})
+    rows = []
+    for name, (old, new) in values.items():
+        options = (default, error) if name in INFORMATIVE else (margin, error, deciding)
+        rows.append(compare_quantity(name, old, new, *options))
+    return rows
 
 
 def _quantities(evaluation: Evaluation) -> Quantities:
-    """Return the quantities of each episode; several wishes are separate quantities."""
+    """Return the quantities of the episodes; several wishes are separate quantities."""
     assert evaluation.terminated is not None
     wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}
     if not wishes and evaluation.addon is not None:
@@ -321,20 +319,20 @@ def _quantities(evaluation: Evaluation) -> Quantities:
 
 
 def _open_policy(
-    given: Agent | OpenedPolicy | str | Path, what: str, env: str | None, options: Options | None, trust: bool
+    given: Agent | OpenedPolicy | str | Path, role: str, env: str | None, options: Options | None, trust: bool
 ) -> OpenedPolicy:
     if isinstance(given, OpenedPolicy):
         return given
     if not isinstance(given, str | Path):
-        return OpenedPolicy(what, given)
+        return OpenedPolicy(role, given)
     try:
-        found = open_policy_in_env(env, given, options or Options(), trust)
+        opened = open_policy_in_env(env, given, options or Options(), trust)
     except UsageError as error:
-        message = f"{what}: {error}"
-        if what == NEW_NAME and "--" in str(error):
+        message = f"{role}: {error}"
+        if role == "the new policy" and "--" in str(error):
             message += "; its options stand behind --of-new, such as --of-new std=0.2"
         raise UsageError(message) from None
-    return replace(found, name=f"{what}, {given},")
+    return replace(opened, name=f"{role}, {given},")
 
 
 def _common_env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
@@ -342,12 +340,13 @@ def _common_env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     known = [side for side in sides if side.card.get("request", {}).get("env") or shelf_entry(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
         raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
-    named = [env_from_card(side.card, side.path, trust) for side in known or sides[:1]]
-    seen = {with_observed_keys_of(name, other) for name, other in zip(named, reversed(named), strict=True)}
-    if len(seen) > 1:
-        made = f"the old policy was made for {named[0]} and the new one for {named[1]}"
-        raise UsageError(f"{made}; name the environment to compare them in with --env")
-    return seen.pop()
+    names = [env_from_card(side.card, side.path, trust) for side in known or sides[:1]]
+    # Each name gets the observation groups of the other, which may be the only one that names groups.
+    envs = {with_observed_keys_of(name, other) for name, other in zip(names, reversed(names), strict=True)}
+    if len(envs) > 1:
+        problem = f"the old policy was made for {names[0]} and the new one for {names[1]}"
+        raise UsageError(f"{problem}; name the environment to compare them in with --env")
+    return envs.pop()
 
 
 def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
@@ -360,7 +359,7 @@ def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, 
 
 
 def _is_reproducible(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
-    """Return whether the environment can be seeded: one seed gives the same observations twice."""
+    """Return whether the environment obeys its seed: one seed gives the same observations twice."""
 
     def observations() -> np.ndarray:
         with closing(make_envs(env, 2, seed, backend)) as envs:

@@ -1,11 +1,13 @@
-"""Compare two policies also in environments with other options than the old policy was trained with.
+"""Compare two policies at several values of an environment's options, not only in the environment of training.
 
     compare_around("theirs.zip", "runs/mine", "HalfCheetah-v5", vary=["reset_noise_scale=0.1..0.5"])
 
-An option is a keyword of the environment's constructor or, as `reset.NAME`, of its resets. The error is divided among
-the places, so that a *worse* at any of them is wrong no more often than in one comparison.
+An option is a keyword of the environment's constructor or, as `reset.NAME`, of its resets. A place is a combination of
+option values. The error is divided among the places, so that a *worse* at any of them is wrong no more often than in
+one comparison.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,36 +30,37 @@ def parse_variation(text: str) -> tuple[str, list[float]]:
 
     They are rounded to integers where both ends are integers and the steps are 1 or more: an option may be a count.
     """
-    name, equals, ends = text.partition("=")
+    name, _, ends = text.partition("=")
     try:
-        found = Range.of(ends) if equals and name.removeprefix(RESET_PREFIX).isidentifier() else None
+        limits = Range.of(ends)
     except ValueError:
-        found = None
-    if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
-        wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
-        raise UsageError(f"--vary is {text!r}; {wanted}")
-    step = (found.high - found.low) / (VALUES_PER_OPTION - 1)
-    values = [float(f"{found.low + index * step:.6g}") for index in range(VALUES_PER_OPTION)]
-    if step >= 1.0 and found.low.is_integer() and found.high.is_integer():
+        limits = None
+    is_name = name.removeprefix(RESET_PREFIX).isidentifier()
+    if not (is_name and isinstance(limits, Range) and -math.inf < limits.low < limits.high < math.inf):
+        rule = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
+        raise UsageError(f"--vary is {text!r}; {rule}")
+    step = (limits.high - limits.low) / (VALUES_PER_OPTION - 1)
+    values = [float(f"{limits.low + index * step:.6g}") for index in range(VALUES_PER_OPTION)]
+    if step >= 1.0 and limits.low.is_integer() and limits.high.is_integer():
         values = [float(round(value)) for value in values]
     return name, values
 
 
 @dataclass(frozen=True)
 class Place:
-    """A set of option values, and the comparison in the environment that has them."""
+    """A combination of option values, and the comparison in the environment that has them."""
 
     options: dict[str, float]
-    found: Comparison
+    comparison: Comparison
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return ", ".join(f"{name} = {value:g}" for name, value in self.options.items()) or "as it is"
 
     @property
-    def most_lost(self) -> QuantityComparison:
-        """The decisive quantity with the largest loss."""
-        return max(self.found.deciding, key=lambda row: row.loss)
+    def largest_loss(self) -> QuantityComparison:
+        """The deciding quantity with the largest loss."""
+        return max(self.comparison.deciding_rows, key=lambda row: row.loss)
 
 
 @dataclass(frozen=True)
@@ -68,42 +71,46 @@ class VariedComparison:
 
     @property
     def verdict(self) -> Verdict:
-        return self.worst.found.verdict
+        return self.worst.comparison.verdict
 
     @property
-    def is_flat(self) -> bool:
-        """Whether no place differs from another."""
-        return all(place.found.rows == self.places[0].found.rows for place in self.places)
+    def is_constant(self) -> bool:
+        """Whether the comparisons of all places are equal."""
+        return all(place.comparison.rows == self.places[0].comparison.rows for place in self.places)
 
     @property
     def worst(self) -> Place:
         """The place with the worst verdict; among those, the one with the largest loss."""
-        return min(self.places, key=lambda place: (VERDICT_ORDER.index(place.found.verdict), -place.most_lost.loss))
+
+        def rank(place: Place) -> tuple[int, float]:
+            return VERDICT_ORDER.index(place.comparison.verdict), -place.largest_loss.loss
+
+        return min(self.places, key=rank)
 
     @property
     def sentences(self) -> list[str]:
         """The verdict at the worst place, and its conditions."""
-        place, count = self.worst, len(self.places)
+        worst, count = self.worst, len(self.places)
         if count == 1:
-            return place.found.sentences()
-        verdicts = [each.found.verdict for each in self.places]
-        shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in sorted({*verdicts}))
-        lines = place.found.sentences(f" at the worst of {count} places, {place.words}", count)
-        lines.append(f"of the places: {shares}")
-        if self.is_flat:
+            return worst.comparison.sentences()
+        verdicts = [place.comparison.verdict for place in self.places]
+        counts = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in sorted({*verdicts}))
+        lines = worst.comparison.sentences(f" at the worst of {count} places, {worst.label}", count)
+        lines.append(f"of the places: {counts}")
+        if self.is_constant:
             lines.append("nothing differs between the places: does the environment read what is varied?")
         return lines
 
     @property
     def tables(self) -> list[Table]:
         """The table of places, if there are several, and the tables of the worst place."""
-        tables = self.worst.found.tables
+        tables = self.worst.comparison.tables
         return [self.table, *tables] if len(self.places) > 1 else tables
 
     @property
     def table(self) -> Table:
         """A row for each place, with the quantity of the largest loss there."""
-        rows = [[place.words, *place.most_lost.cells[:-1], place.found.verdict] for place in self.places]
+        rows = [[place.label, *place.largest_loss.cells[:-1], place.comparison.verdict] for place in self.places]
         return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
 
     def __str__(self) -> str:
@@ -111,7 +118,7 @@ class VariedComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparisons as JSON content."""
-        places = [{"options": place.options} | place.found.as_dict() for place in self.places]
+        places = [{"options": place.options} | place.comparison.as_dict() for place in self.places]
         return {"verdict": self.verdict, "worst": self.worst.options, "places": places}
 
 
@@ -131,7 +138,7 @@ def compare_around(
     Args:
         vary: options of the environment and their ranges, such as "reset_noise_scale=0.1..0.5"; two at most.
         error: the largest probability of a wrong *worse* at any place.
-        progress: is called with the place in words and the number of episodes that are done there.
+        progress: is called with the place as text, and the number of episodes that are done there.
         options: other arguments of `compare`.
     """
     axes = dict(map(parse_variation, vary))
@@ -142,14 +149,14 @@ def compare_around(
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
     for values in product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        words = "&".join(f"{key}={value:g}" for key, value in chosen.items())
-        place = name
-        if words:
-            place += ("&" if "?" in name else "?") + words
-        found = compare(
-            *sides, place, not_worse, error=error / VALUES_PER_OPTION ** len(axes),
-            progress=None if progress is None else partial(progress, words), **options,
+        place_options = dict(zip(axes, values, strict=True))
+        text = "&".join(f"{key}={value:g}" for key, value in place_options.items())
+        place_env = name
+        if text:
+            place_env += ("&" if "?" in name else "?") + text
+        comparison = compare(
+            *sides, place_env, not_worse, error=error / VALUES_PER_OPTION ** len(axes),
+            progress=None if progress is None else partial(progress, text), **options,
         )  # fmt: skip
-        places.append(Place(chosen, found))
+        places.append(Place(place_options, comparison))
     return VariedComparison(places)

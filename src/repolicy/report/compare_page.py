@@ -22,7 +22,7 @@ def write_compare_report(
     figures = [page.film(old_film, f"old: {old}, mean action", "prior")]
     figures.append(page.film(new_film, f"new: {new}, mean action", "customized"))
     verdict, *rest = around.sentences
-    where = f"at {worst.words}" if worst.options else ""
+    where = f"at {worst.label}" if worst.options else ""
     parts = [
         page.verdict(verdict, ". ".join(map(capitalized, rest))),
         *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
@@ -30,7 +30,7 @@ def write_compare_report(
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),
     ]
     lead = f"{escape(new)} in the place of {escape(old)}"
-    title = f"{worst.found.env.partition('?')[0]}: is it safe to swap in?"
+    title = f"{worst.comparison.env.partition('?')[0]}: is it safe to swap in?"
     return page.write(folder / "report.html", title, lead, parts)
 
 
@@ -40,10 +40,10 @@ def _places_table(around: VariedComparison) -> str:
     if len(names) == 1:
         return page.table(*around.table)
     rows_of, columns_of = (list(dict.fromkeys(place.options[name] for place in around.places)) for name in names)
-    cells = {
-        tuple(place.options.values()): f"{place.found.verdict}, {0.0 - place.most_lost.loss:+.1%}".replace("-", "−")
-        for place in around.places
-    }
+    cells = {}
+    for place in around.places:
+        change = f"{0.0 - place.largest_loss.loss:+.1%}".replace("-", "−")
+        cells[tuple(place.options.values())] = f"{place.comparison.verdict}, {change}"
     rows = [[f"{names[0]} = {one:g}", *(cells[one, two] for two in columns_of)] for one in rows_of]
     return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)
 
@@ -52,4 +52,4 @@ def _film(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -
     files = [policy_path(policy) for policy in policies if ":" not in policy]
     if len(files) < 2 or not all(is_plan(file) or is_repolicy_file(file) for file in files):
         return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"
-    return films_for_page([Shot(str(file), place.found.env, seed=place.found.seed) for file in files], say)
+    return films_for_page([Shot(str(file), place.comparison.env, seed=place.comparison.seed) for file in files], say)
