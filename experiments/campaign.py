@@ -175,7 +175,7 @@ def run_missing(
         if jobs:
             start = connect_to_ray(options.ray) if options.ray else LocalProcess
             waiting = run_jobs(
-                list(jobs), start, options.jobs, ended=on_end, ready=lambda job: ready(jobs[job], rows),
+                list(jobs), start, options.jobs, on_end=on_end, is_ready=lambda job: ready(jobs[job], rows),
                 pause=POLL_SECONDS,
             )  # fmt: skip
     for job in waiting:

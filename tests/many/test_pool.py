@@ -54,7 +54,7 @@ def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -
 
     left = run_jobs(
         jobs(tmp_path, "a", "needs c", "never", "b", "c", "d"), pool, 2,
-        ended=lambda job, error: ended.append(job.name), ready=ready, pause=0.0,
+        on_end=lambda job, error: ended.append(job.name), is_ready=ready, pause=0.0,
     )  # fmt: skip
     assert pool.started == ["a", "b", "c", "d", "needs c"]
     assert pool.most == 2
@@ -67,7 +67,7 @@ def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -
     found: dict[str, str] = {}
     run_jobs(
         jobs(tmp_path, "once", "stopped", "always", "wrong"), pool, 1,
-        ended=lambda job, error: found.update({job.name: error}), pause=0.0,
+        on_end=lambda job, error: found.update({job.name: error}), pause=0.0,
     )  # fmt: skip
     killed = "it was killed by signal 9, 3 times"
     assert found == {"once": "", "stopped": "", "always": killed, "wrong": "the sentence"}
@@ -80,7 +80,7 @@ def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
         "dies", (sys.executable, "-S", "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"), tmp_path / "log"
     )
     found: list[str] = []
-    run_jobs([job], LocalProcess, 1, ended=lambda job, error: found.append(error), pause=0.01)
+    run_jobs([job], LocalProcess, 1, on_end=lambda job, error: found.append(error), pause=0.01)
     assert found == [""]
     assert (tmp_path / "begun").exists()
 
@@ -91,7 +91,7 @@ from pathlib import Path
 from repolicy.many.pool import Job, LocalProcess, run_jobs
 child = "import os, time, pathlib\\ntry:\\n pathlib.Path('pid').write_text(str(os.getpid()))\\n time.sleep(60)\\n" \\
         "except KeyboardInterrupt:\\n pathlib.Path('polite').touch()"
-run_jobs([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], LocalProcess, 1, ended=print, pause=0.01)
+run_jobs([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], LocalProcess, 1, on_end=print, pause=0.01)
 """
 
 
@@ -162,8 +162,8 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.
             [Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")],
             LocalProcess,
             1,
-            ended=print,
-            watch=stop,
+            on_end=print,
+            on_poll=stop,
         )
     assert is_gone(int((tmp_path / "pid").read_text()))
 
@@ -222,6 +222,6 @@ def test_jobs_on_ray_end_as_they_do_here(tmp_path: Path) -> None:
     }
     jobs = [Job(name, (sys.executable, "-S", "-c", code), tmp_path / f"{name}.log") for name, code in codes.items()]
     found: dict[str, str] = {}
-    run_jobs(jobs, connect_to_ray("local"), 3, ended=lambda job, error: found.update({job.name: error}))
+    run_jobs(jobs, connect_to_ray("local"), 3, on_end=lambda job, error: found.update({job.name: error}))
     ray.shutdown()
     assert found == {"good": "", "bad": "bad luck", "dies": "it was killed by signal 9, 3 times"}

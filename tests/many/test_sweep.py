@@ -239,11 +239,11 @@ def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], erro
     """What is done with each point's job in place of its training; how many at once is kept."""
     counts = list[int]()
 
-    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+    def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
         counts.append(at_once)
         for job in jobs:
             each(job)
-            ended(job, error)
+            on_end(job, error)
 
     monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
     return counts
@@ -359,9 +359,9 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
 def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+    def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
         for job in jobs:
-            ended(job, "not today" if "0.2" in job.name else "")
+            on_end(job, "not today" if "0.2" in job.name else "")
 
     monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
     monkeypatch.setattr(

@@ -1,10 +1,10 @@
 """Test whether a mean is above 0 by betting on one number after another; the test may be read after each number.
 
-A gambler begins with a wealth of 1 and stakes a share of it on each number: the wealth is the product of 1 + stake ·
-number. Where the mean is 0 or less, the expected wealth never grows, if each stake is chosen before its number is known
-and no number takes more than all. So the wealth reaches 1/error with a probability of at most `error` (Ville's
-inequality). This holds for any distribution: skewed, tied, or constant. See Waudby-Smith and Ramdas, "Estimating means
-of bounded random variables by betting" (2024).
+A gambler begins with a wealth of 1 and stakes a share of it on each number, so the wealth is the product of 1 + stake ·
+number. Each stake is chosen before its number is known, and a number can take all of the wealth at most. Then the
+expected wealth never grows if the mean is 0 or less, and it reaches 1/error with a probability of at most `error`
+(Ville's inequality). This holds for any distribution: skewed, tied, or constant. See Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting" (2024).
 """
 
 from typing import Literal, get_args
@@ -14,15 +14,15 @@ import numpy as np
 Verdict = Literal["worse", "cannot tell", "not worse", "better"]  # on a new policy
 VERDICT_ORDER: tuple[Verdict, ...] = get_args(Verdict)
 
-WARMUP = 10  # numbers before the first bet; they show how large a loss can be
+WARMUP = 10  # numbers before the first bet, from which the size of losses is learned
 MAX_STAKE = 0.75  # share of the wealth that one number may take
 BISECTIONS = 40  # steps of the search for an interval's end
 
 
 def loss_bounds(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Return the largest possible loss from old to new, as far as each pair `[..., N]` and those before it show.
+    """Return a bound on the loss from old to new, estimated after each pair `[..., N]` from all pairs so far.
 
-    It is the largest absolute value so far, as if all could be lost; with returns of both signs it is their range.
+    It is the largest absolute value so far, as if all could be lost. With returns of both signs it is their range.
     """
     high, low = np.maximum(old, new), np.minimum(old, new)
     ranges = np.maximum.accumulate(high, axis=-1) - np.minimum.accumulate(low, axis=-1)
@@ -32,16 +32,17 @@ def loss_bounds(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 def log_wealth(values: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Return the log of the highest wealth so far `[..., N]`, for bets that the mean of the values is above 0.
 
-    `values` `[..., N]` are in the order of time. `losses` `[..., N]` are bounds on a loss, as known after each value; a
-    bet uses only the bounds before it. A value below its bound takes all of the wealth at most.
+    `values` `[..., N]` are in the order of time. `losses` `[..., N]` are bounds on a loss, known after each value. A
+    bet uses only the bounds before it. A loss beyond its bound takes all of the wealth at most.
     """
-    count = np.arange(values.shape[-1])
+    index = np.arange(values.shape[-1])
     bound = _previous(np.maximum.accumulate(losses, axis=-1))
-    total, squares = (_previous(np.cumsum(each, axis=-1)) for each in (values, values**2))
+    total = _previous(np.cumsum(values, axis=-1))
+    squares = _previous(np.cumsum(values**2, axis=-1))
     # The stake that would have been best for the values before, to second order.
     stake = np.divide(total, squares, out=np.zeros_like(total), where=squares > 0)
-    most = np.divide(MAX_STAKE, bound, out=np.zeros_like(bound), where=bound > 0)
-    stake = np.where(count < WARMUP, 0.0, np.clip(stake, 0.0, most))
+    max_stake = np.divide(MAX_STAKE, bound, out=np.zeros_like(bound), where=bound > 0)
+    stake = np.where(index < WARMUP, 0.0, np.clip(stake, 0.0, max_stake))
     factors = np.maximum(1.0 + stake * values, np.finfo(float).tiny)
     return np.maximum.accumulate(np.cumsum(np.log(factors), axis=-1), axis=-1)
 
@@ -58,8 +59,10 @@ def mean_lower_bound(values: np.ndarray, losses: np.ndarray, error: float) -> fl
         return -np.inf
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        above = is_mean_proven_positive(values - middle, losses + max(middle, 0.0), error)[-1]
-        low, high = (middle, high) if above else (low, middle)
+        if is_mean_proven_positive(values - middle, losses + max(middle, 0.0), error)[-1]:
+            low = middle
+        else:
+            high = middle
     return low
 
 

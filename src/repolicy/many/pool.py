@@ -1,7 +1,7 @@
 """Run many jobs, a limited number at a time, each in a process of its own.
 
-A job is a program that resumes its work when it is started again. A job that is killed (a crash, no memory left) or
-interrupted is started again; one that ends with an error of its own is not, because it would fail again.
+A job is a program that resumes its work when it is started again. So a job that is killed (by a crash, or for lack of
+memory) or interrupted is started again. A job that ends with an error of its own is not, because it would fail again.
 """
 
 import os
@@ -20,7 +20,7 @@ from repolicy.loading import PYTHON
 from repolicy.runs import terminated_as_interrupted
 
 MAX_ATTEMPTS = 3
-INTERRUPTED = 130  # exit code of a run of ours that was interrupted
+INTERRUPTED = 130  # exit code of a `repolicy` command that was interrupted
 STOP_TIMEOUT = 10.0  # seconds that a job has to stop after an interrupt
 
 
@@ -33,9 +33,8 @@ class Job:
     log: Path
 
 
-StartJob = Callable[
-    [Job], Any
-]  # starts a job, and returns an object with `poll`, `interrupt` and `kill`, as `Here` has
+# A function that starts a job and returns an object with the methods of `LocalProcess`: poll, interrupt and kill.
+StartJob = Callable[[Job], Any]
 
 
 def run_jobs(
@@ -43,23 +42,23 @@ def run_jobs(
     start: StartJob,
     at_once: int,
     *,
-    ended: Callable[[Job, str], None],
-    ready: Callable[[Job], bool] = lambda _: True,
-    watch: Callable[[list[Job]], None] = lambda _: None,
+    on_end: Callable[[Job, str], None],
+    is_ready: Callable[[Job], bool] = lambda _: True,
+    on_poll: Callable[[list[Job]], None] = lambda _: None,
     pause: float = 0.2,
 ) -> list[Job]:
     """Run the jobs in order, `at_once` at a time, each as soon as it is ready.
 
-    `ended` is called after each job with its error message, or "". `watch` is called regularly with the running jobs.
-    Returns the jobs that never became ready. Ctrl-C and SIGTERM stop all jobs.
+    `on_end` is called after each job with its error message, or "". `on_poll` is called regularly with the running
+    jobs. Returns the jobs that never became ready. Ctrl-C and SIGTERM stop all jobs.
     """
     waiting = list(jobs)
     running, attempts = dict[Job, Any](), dict[Job, int]()
     with terminated_as_interrupted():
         try:
             while waiting or running:
-                free = max(0, at_once - len(running))
-                for job in list(filter(ready, waiting))[:free]:
+                free_slots = max(0, at_once - len(running))
+                for job in list(filter(is_ready, waiting))[:free_slots]:
                     waiting.remove(job)
                     attempts[job] = attempts.get(job, 0) + 1
                     running[job] = start(job)
@@ -74,8 +73,8 @@ def run_jobs(
                     if (code < 0 or code == INTERRUPTED) and attempts[job] < MAX_ATTEMPTS:
                         waiting.insert(0, job)
                     else:
-                        ended(job, "" if code == 0 else failure_message(job.log, code))
-                watch(list(running))
+                        on_end(job, "" if code == 0 else failure_message(job.log, code))
+                on_poll(list(running))
         except BaseException:
             _stop_jobs(list(running.values()))
             raise
@@ -83,10 +82,11 @@ def run_jobs(
 
 
 def _stop_jobs(running: Sequence[Any]) -> None:
+    """Interrupt the jobs, and kill those that do not stop in time."""
     for process in running:
         process.interrupt()
-    until = time.monotonic() + STOP_TIMEOUT
-    while time.monotonic() < until and any(process.poll() is None for process in running):
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while time.monotonic() < deadline and any(process.poll() is None for process in running):
         time.sleep(0.05)
     for process in running:
         if process.poll() is None:
@@ -97,23 +97,23 @@ def failure_message(log: Path, code: int) -> str:
     """Return the last message of a job that failed."""
     if code < 0:
         return f"it was killed by signal {-code}, {MAX_ATTEMPTS} times"
-    text = log.read_text(errors="replace") if log.is_file() else ""  # a machine of Ray's may not see this folder
+    text = log.read_text(errors="replace") if log.is_file() else ""  # in a Ray cluster the file may be out of reach
     lines = [line for line in text.splitlines() if line.strip()]
-    sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
-    return (sentences or lines or [f"it ended with exit code {code}"])[-1]
+    messages = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
+    return (messages or lines or [f"it ended with exit code {code}"])[-1]
 
 
 # On this machine ------------------------------------------------------------------------------------------------------
 
 
 def bound_to_this_process(program: Sequence[str]) -> list[str]:
-    """Return a program that runs `program` (an absolute path) and dies with this process (on Linux)."""
+    """Return a program that runs `program` (an absolute path) and, on Linux, dies with this process."""
     guard = f"import os, sys; from repolicy.runs.machine import die_with; die_with({os.getpid()})"
     return [*PYTHON, "-c", f"{guard}; os.execv(sys.argv[1], sys.argv[1:])", *program]  # exec keeps the setting
 
 
 class LocalProcess:
-    """A job as a process on this machine, in a process group of its own: Ctrl-C reaches it only through the pool."""
+    """A job that runs as a process on this machine, in its own process group: only the pool forwards Ctrl-C to it."""
 
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,17 +127,18 @@ class LocalProcess:
             )
 
     def poll(self) -> int | None:
-        """Return its exit code, negative where a signal killed it, or None while it runs."""
+        """Return the exit code, negative if a signal killed the process, or None while it runs."""
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Ask it to stop."""
+        """Ask the process to stop."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill it. (Where Ctrl-C struck within `poll`, Popen's lock stays taken, and waiting has no end of its own.)"""
+        """Kill the process, and wait for its end."""
         self._process.kill()
+        # If Ctrl-C came within `poll`, Popen's lock stays taken, and waiting without a timeout would never end.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT)
 
@@ -149,9 +150,9 @@ CONNECT_TIMEOUT = 10.0  # seconds
 
 
 def connect_to_ray(address: str | None = None) -> StartJob:
-    """Connect to the cluster at `address`, else at RAY_ADDRESS, else start Ray here; return what starts jobs in it.
+    """Connect to the cluster at `address` or RAY_ADDRESS, or start Ray here; return a function that starts jobs in it.
 
-    All machines of the cluster must see the folders that the jobs name.
+    All machines of the cluster must have access to the folders that the jobs name.
     """
     try:
         import ray
@@ -165,11 +166,11 @@ def connect_to_ray(address: str | None = None) -> StartJob:
         where = f" at {address}" if address else ""
         raise RepolicyError(f"Ray could not be started{where}: {first_line(error)}") from None
     task = ray.remote(num_cpus=1, max_retries=0)(_run_in_ray)
-    place = os.getcwd()
+    folder = os.getcwd()
 
-    class OnRay:
+    class RayJob:
         def __init__(self, job: Job) -> None:
-            self._reference = task.remote(job.program, str(job.log.resolve()), place)
+            self._reference = task.remote(job.program, str(job.log.resolve()), folder)
 
         def poll(self) -> int | None:
             done, _ = ray.wait([self._reference], timeout=0)
@@ -183,16 +184,16 @@ def connect_to_ray(address: str | None = None) -> StartJob:
                 return -signal.SIGKILL
 
         def interrupt(self) -> None:
-            ray.cancel(self._reference, force=True)  # the program is tied to the worker, which this kills
+            ray.cancel(self._reference, force=True)  # kills the worker, and the program dies with it
 
         def kill(self) -> None:
             pass
 
-    return OnRay
+    return RayJob
 
 
-def _run_in_ray(program: Sequence[str], log: str, place: str) -> int:
-    """Run one job as a Ray task, and return its exit code."""
+def _run_in_ray(program: Sequence[str], log: str, folder: str) -> int:
+    """Run one job as a Ray task in this folder, and return its exit code."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
         return subprocess.run(
@@ -200,7 +201,7 @@ def _run_in_ray(program: Sequence[str], log: str, place: str) -> int:
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            cwd=place,
+            cwd=folder,
             check=False,
         ).returncode
 
@@ -215,5 +216,5 @@ def check_ray_address(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
-        what = f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`"
-        raise RepolicyError(f"{what}, or leave the address out to work on this machine") from None
+        problem = f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`"
+        raise RepolicyError(f"{problem}, or leave the address out to work on this machine") from None

@@ -269,15 +269,15 @@ def _train(
         log = folder / f"omega-{_omega_text(omega)}.log"
         omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), log)] = omega
 
-    def ended(job: Job, error: str) -> None:
+    def on_end(job: Job, error: str) -> None:
         errors[omega_of[job]] = error
         if not error:
             say(f"{job.name} is trained")
 
-    def watch(_: list[Job]) -> None:
+    def on_poll(_: list[Job]) -> None:
         progress({omega: _point_progress(_point_folder(folder, omega), request) for omega in omegas})
 
-    run_jobs(list(omega_of), start, at_once, ended=ended, watch=watch)
+    run_jobs(list(omega_of), start, at_once, on_end=on_end, on_poll=on_poll)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
     for omega, error in failed.items():
         say(f"ω′ {omega:g} failed: {error}")
