@@ -1,11 +1,11 @@
-"""A dial that was trained, beside points trained one by one, and beside the two dials that cost no training.
+"""Compare a trained dial with points that are trained one by one, and with the two dials that need no training.
 
     python -m experiments.dial --tasks halfcheetah hopper --seeds 0 1 2
     python -m experiments.dial --tasks halfcheetah --seeds 0 --shuffled     # a control, which must lose
 
-For each task: one run over a range of ω′ with the usual settings, evaluated at the values of `experiments.sweeps` and
-at twenty others; and the mixture and the weights between the prior and the first point of the sweep, which is made
-where it is not there. With --shuffled, a run is paid by other positions than those that its network is shown.
+For each task, one run covers a range of ω′ with the default settings. It is evaluated at the values of
+`experiments.sweeps` and at twenty others. The dials without training mix the prior and the sweep's first point, or
+interpolate their weights. Missing sweeps are made. With --shuffled, rewards use other positions than the network sees.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,9 +50,9 @@ STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
 class Task:
     env: str
     addon: str
-    low: float  # the range of ω′
+    low: float  # smallest ω′ of the range
     high: float
-    omegas: tuple[float, ...]  # the sweep's values in it
+    omegas: tuple[float, ...]  # the sweep's values in the range
 
 
 def make_task(name: str, env: str, low: float, high: float) -> Task:
@@ -68,12 +68,12 @@ TASKS = {
 
 
 def sweep_point(swept: Path, omega: float) -> RunFolder:
-    """Return the run of the sweep's point."""
+    """Return the folder of a point of the sweep."""
     return RunFolder(swept / f"omega-{omega:.12g}")
 
 
 def measure_points(name: str, swept: Path) -> Row:
-    """Measure the prior, and the points that were trained alone."""
+    """Measure the prior, and the points that were trained one by one."""
     task = TASKS[name]
     first, request = read_policy(sweep_point(swept, task.low).policy), sweep_point(swept, task.low).load_request()
     assert first.prior is not None
@@ -86,7 +86,7 @@ def measure_points(name: str, swept: Path) -> Row:
 
 
 def measure_free_dial(name: str, how: str, swept: Path) -> Row:
-    """Measure between the prior and the sweep's first point, at as many positions as the sweep has in the range."""
+    """Measure a dial without training between the prior and the sweep's first point, at as many positions."""
     task = TASKS[name]
     end = read_policy(sweep_point(swept, task.low).policy)
     assert end.prior is not None
@@ -98,18 +98,21 @@ def measure_free_dial(name: str, how: str, swept: Path) -> Row:
 
 
 def measure_trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
+    """Train a dial, and measure it at the sweep's values of ω′ and at many positions."""
     task, key = TASKS[name], f"{name}/{how}/{seed}"
     folder = runs / key.replace("/", "-")
     words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS[how]} --ranks 1"
-    asked = (*words.split(), "--seed", str(seed), "--no-report")
+    arguments = (*words.split(), "--seed", str(seed), "--no-report")
     with shuffled_rewards() if how == "shuffled" else nullcontext():
-        story = train_run(Training(key, asked, task.env, task.addon), folder)
+        training = train_run(Training(key, arguments, task.env, task.addon), folder)
     saved = read_policy(find_policy(folder))
     policy = saved.policy
     assert isinstance(policy, ConditionedPolicy)
     (dial,) = policy.dials
     row: Row = {"task": name, "how": how, "seed": seed}
-    row |= {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
+    row |= {
+        part: training[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")
+    }
     row |= {"ends_apart": round(RunFolder(folder).read_metrics()["dial_kl"][-1], 3), "episodes": EPISODES}
     row["positions"] = [
         {"at": omega} | measure_position(name, policy.at(omega), saved.prior, saved.density) for omega in task.omegas
@@ -123,55 +126,55 @@ def measure_trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
 
 @contextmanager
 def shuffled_rewards() -> Iterator[None]:
-    """Pay episodes meanwhile by other positions than those that the network is shown."""
-    shown = DialedTerms.dial_places
+    """Let training compute rewards with other dial positions than those in the network's input."""
+    original = DialedTerms.dial_places
 
     def dial_places(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
-        return torch.from_numpy(other_positions(shown(self, rollout, size).numpy()))
+        return torch.from_numpy(other_positions(original(self, rollout, size).numpy()))
 
     DialedTerms.dial_places = dial_places  # type: ignore[method-assign]
     try:
         yield
     finally:
-        DialedTerms.dial_places = shown  # type: ignore[method-assign]
+        DialedTerms.dial_places = original  # type: ignore[method-assign]
 
 
 def other_positions(places: np.ndarray) -> np.ndarray:
-    """Return other positions than those `[T, N, dials]` that episodes are shown, drawn in the same way.
+    """Return random positions in place of the network's inputs `[T, N, dials]`, from the same distribution.
 
-    What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in a run that goes on,
-    and even where many episodes are shown the same, the network cannot learn what they are paid by.
+    The input and the environment's index seed the draw. So an episode keeps its position, also in a resumed run, and
+    episodes with equal inputs get different positions, which the network cannot learn.
     """
     flat = places.reshape(-1, places.shape[-1])
-    where = np.broadcast_to(np.arange(places.shape[1], dtype=np.uint32)[:, None], (*places.shape[:2], 1))
-    seeds = np.concatenate([flat.view(np.uint32), where.reshape(-1, 1)], 1)
-    unique, which = np.unique(seeds, axis=0, return_inverse=True)
+    env_index = np.broadcast_to(np.arange(places.shape[1], dtype=np.uint32)[:, None], (*places.shape[:2], 1))
+    seeds = np.concatenate([flat.view(np.uint32), env_index.reshape(-1, 1)], 1)
+    unique, inverse = np.unique(seeds, axis=0, return_inverse=True)
     shares = np.stack([np.random.default_rng(seed.tolist()).random(places.shape[-1]) for seed in unique])
-    return positions_of(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
+    return positions_of(shares)[inverse.reshape(-1)].reshape(places.shape).astype(np.float32)
 
 
 def measure_position(
     name: str, policy: Policy, prior: Policy | None, density: Density | None, actions: tuple[str, ...] = ACTIONS
 ) -> Row:
-    """Measure a position over episodes: with the mean action, and with sampled ones the objective's parts."""
-    task, found = TASKS[name], Row()
-    beside: dict[str, Any] = {"addon": combine_addons([task.addon]), "prior": prior, "density": density}
+    """Evaluate a policy with each kind of action; return the means over episodes of the objective's parts."""
+    task, row = TASKS[name], Row()
+    settings: dict[str, Any] = {"addon": combine_addons([task.addon]), "prior": prior, "density": density}
     for action in actions:
-        seen = play_episodes(policy, task.env, EPISODES, sampled=action == "sampled", **beside)
+        episodes = play_episodes(policy, task.env, EPISODES, sampled=action == "sampled", **settings)
         parts = ("basic", "addon", "lengths", "log_prior", "log_policy", "familiarity")
-        known = {part: values for part in parts if (values := getattr(seen, part)) is not None}
-        found[action] = {part: float(f"{values.mean():.6g}") for part, values in known.items()}
-    return found
+        known = {part: getattr(episodes, part) for part in parts if getattr(episodes, part) is not None}
+        row[action] = {part: float(f"{values.mean():.6g}") for part, values in known.items()}
+    return row
 
 
-def objective(found: Row, asked: dict[str, Any], omega: float) -> float:
-    """Return J(ω′) of an episode with sampled actions: what training is after."""
-    addon, prior, policy, states = map(found["sampled"].get, ("addon", "log_prior", "log_policy", "familiarity"))
-    return float(reformulated(Objective(**asked | {"omega": omega}), addon, prior, policy, states).total)
+def objective(measured: Row, request: dict[str, Any], omega: float) -> float:
+    """Return the mean objective J(ω′) of an episode with sampled actions, which training maximizes."""
+    addon, prior, policy, states = map(measured["sampled"].get, ("addon", "log_prior", "log_policy", "familiarity"))
+    return float(reformulated(Objective(**request | {"omega": omega}), addon, prior, policy, states).total)
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """Return the area that the points dominate, above the worst that one can have of each."""
+    """Return the area that the points dominate, above the worst value of each return."""
     hypervolume_share, best = 0.0, worst[1]
     for x, y in sorted(points, reverse=True):
         hypervolume_share += max(0.0, x - worst[0]) * max(0.0, y - best)
@@ -179,28 +182,28 @@ def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float
     return hypervolume_share
 
 
-def mean_returns(found: Row) -> tuple[float, float]:
-    return float(found["mean"]["basic"]), float(found["mean"]["addon"])
+def mean_returns(measured: Row) -> tuple[float, float]:
+    return float(measured["mean"]["basic"]), float(measured["mean"]["addon"])
 
 
 def hypervolume_share(row: Row, points: Row) -> float:
-    """Return a dial's hypervolume as a share of that of the points trained alone."""
+    """Return a dial's hypervolume as a share of that of the points trained one by one."""
     worst = tuple(min(each) for each in zip(*map(mean_returns, [points["prior"], *points["positions"]]), strict=True))
     ours, theirs = (hypervolume([*map(mean_returns, each["positions"])], worst) for each in (row, points))  # type: ignore[arg-type]
     return ours / theirs
 
 
 def turning_cells(row: Row) -> list[str]:
-    """Return a dial's order over its many positions, its largest step, and how far its ends are apart."""
-    places = [found["at"] for found in row["many"]]
+    """Return a dial's rank correlations over its many positions, its largest step, and the KL between its ends."""
+    omegas = [found["at"] for found in row["many"]]
     basic, addon = map(np.array, zip(*map(mean_returns, row["many"]), strict=True))
     steps = np.hypot(*(np.diff(each) / (np.ptp(each) or 1.0) for each in (basic, addon)))
-    order = [f"{spearman(places, basic):.3f}", f"{-spearman(places, addon):.3f}"]
+    order = [f"{spearman(omegas, basic):.3f}", f"{-spearman(omegas, addon):.3f}"]
     return [*order, f"{steps.max() / steps.mean():.1f} × the mean", f"{row['ends_apart']:.2g} nats"]
 
 
 def table(found: list[Row]) -> str:
-    """Return a line a task and ω′: the point trained alone, the mean of the dials there, and each dial's share."""
+    """Return a line per task and ω′: the point trained alone, the dials' mean, and each dial's share of the gain."""
     headings = ["task", "ω′", "basic: alone", "dial", "add-on: alone", "dial", "J: prior", "alone", "dial",
                 "share of gain, a seed", "with 5M steps"]  # fmt: skip
     lines = []
@@ -208,22 +211,23 @@ def table(found: list[Row]) -> str:
         of_task = [row for row in found if row["task"] == points["task"]]
         dials, longer = ([row for row in of_task if row["how"] == how] for how in ("trained", "longer"))
         for number, one in enumerate(points["positions"] if dials else ()):
-            worth = partial(objective, asked=points["objective"], omega=one["at"])
-            start, theirs = worth(points["prior"]), worth(one)
-            places = [row["positions"][number] for row in dials]
-            pairs = zip(mean_returns(one), np.mean([*map(mean_returns, places)], axis=0), strict=True)
-            numbers = [*chain(*pairs), start, theirs, np.mean([*map(worth, places)])]
+            value = partial(objective, request=points["objective"], omega=one["at"])
+            start, alone = value(points["prior"]), value(one)
+            positions = [row["positions"][number] for row in dials]
+            pairs = zip(mean_returns(one), np.mean([*map(mean_returns, positions)], axis=0), strict=True)
+            numbers = [*chain(*pairs), start, alone, np.mean([*map(value, positions)])]
             shares = [
-                [f"{(worth(row['positions'][number]) - start) / (theirs - start):.0%}" for row in rows]
+                [f"{(value(row['positions'][number]) - start) / (alone - start):.0%}" for row in rows]
                 for rows in (dials, longer)
             ]
             more = [f"seed {row['seed']}: {share}" for row, share in zip(longer, shares[1], strict=True)]
-            cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{value:,.0f}" for value in numbers)]
+            cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{each:,.0f}" for each in numbers)]
             lines.append([*cells, ", ".join(shares[0]), ", ".join(more)])
     return markdown_table(headings, lines)
 
 
 def summary(found: list[Row]) -> str:
+    """Return a table with one line per dial: its hypervolume, and how evenly it turns."""
     headings = ["task", "dial", "hypervolume, share of the sweep's", "Spearman: basic", "add-on", "largest step",
                 "ends apart"]  # fmt: skip
     lines = []
@@ -236,8 +240,8 @@ def summary(found: list[Row]) -> str:
     return markdown_table(headings, blank_repeats(lines))
 
 
-def free(found: list[Row]) -> str:
-    """Return a line a task and position of the dials without training: by the mean action, and KL to the prior."""
+def free_table(found: list[Row]) -> str:
+    """Return a table of the dials without training: returns of the mean action, and KL to the prior."""
     parts = ("old reward", "wish", "drift, nats a step")
     lines = []
     for task in dict.fromkeys(row["task"] for row in found):
@@ -253,7 +257,7 @@ def free(found: list[Row]) -> str:
 
 
 def draw(found: list[Row], path: Path) -> None:
-    """Draw twenty positions of each trained dial, beside the points that were trained alone."""
+    """Draw twenty positions of each trained dial, and the points that were trained one by one."""
     tasks = [row for row in found if row["how"] == "alone"]
     figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4.2), squeeze=False)
     for points, axis in zip(tasks, axes[0], strict=True):

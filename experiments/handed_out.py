@@ -1,9 +1,9 @@
-"""Is what a run hands out as good as its last policy? Thirteen tasks, a line of the ledger a run.
+"""Check that the policy which a run hands out is as good as its last one. The ledger has one row per run of 13 tasks.
 
     python -m experiments.handed_out
 
-In six of them steps cost and episodes can end, so a policy that falls early has the higher sum. What is handed out, and
-the policy with the highest sum in the short evaluations, are compared with the last one, over the same starts.
+In six tasks each step costs and episodes can end, so a policy that falls early has the higher sum. The policy that is
+handed out, and the one with the highest sum in the short evaluations, are compared with the last one on the same seeds.
 """
 
 from dataclasses import dataclass, replace
@@ -48,26 +48,26 @@ def sway(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
 
 @dataclass(frozen=True)
 class Task:
-    """A run: from a prior (a name that ships, a file, or another task), or from nothing."""
+    """A run that customizes a prior (a shipped name, a file or another task), or trains without one."""
 
     env: str
     objective: Objective
     prior: str = ""
     addon: str = ""
     steps: int = STEPS
-    rough: bool = False  # with steps so large that the run fails
+    rough: bool = False  # with learning steps so large that the run fails
 
 
 HERE, WALKER = "experiments.handed_out", "results/paper/walker2d.safetensors"
 TASKS = {
-    # steps cost, and episodes can end
+    # Each step costs, and episodes can end.
     "walker2d_bent": Task("Walker2d-v4", residual(0.3, 0.001), WALKER, f"{HERE}:bent=5"),
     "walker2d_greedy": Task("Walker2d-v4", greedy(0.001), WALKER, f"{HERE}:bent=5"),
     "hopper_bent": Task("Hopper-v4", residual(0.3, 0.001), "hopper", f"{HERE}:bent=5"),
     "ant_effort": Task("Ant-v4", residual(0.1, 0.0001), "ant", f"{HERE}:effort"),
     "cartpole_sway": Task("CartPole-v1", residual(0.05, 0.05), "cartpole", f"{HERE}:sway"),
     "pendulum_sway": Task("InvertedPendulum-v4", residual(0.05, 0.05), "pendulum", f"{HERE}:sway"),
-    # others
+    # Other tasks.
     "cartpole": Task("CartPole-v1", no_entropy()),
     "pendulum": Task("InvertedPendulum-v4", no_entropy()),
     "hopper_anew": Task("Hopper-v4", no_entropy(), steps=1_000_000),
@@ -79,7 +79,7 @@ TASKS = {
 
 
 def finish_run(name: str, seed: int, runs: Path) -> RunFolder:
-    """Return the run of a task, finished."""
+    """Make or resume the run of a task, and return its folder."""
     task, out = TASKS[name], runs / f"{name}-{seed}"
     prior = finish_run(task.prior, seed, runs).policy if task.prior in TASKS else Path(task.prior)
     settings = customize_defaults(find_policy(prior)) if task.prior else train_defaults(task.env)
@@ -99,7 +99,7 @@ def finish_run(name: str, seed: int, runs: Path) -> RunFolder:
 
 
 def best_candidate(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
-    """Return the policy with the highest sum in the short evaluations, and of which step it is."""
+    """Return the step and the policy that had the highest sum in the short evaluations."""
     checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None
     tensors, header, _ = checkpoint
@@ -109,34 +109,35 @@ def best_candidate(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
 
 
 def episode_returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
-    """Return, of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
+    """Return arrays over episodes: the run's objective, and the total with sampled actions and with the mean action."""
     addon = combine_addons([task.addon]) if task.addon else None
-    beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
-    sampled, by_mean = (play_episodes(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
+    settings: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
+    sampled, by_mean = (play_episodes(policy, task.env, EPISODES, sampled=each, **settings) for each in (True, False))
     assert sampled.terminated is not None
-    found = {"objective": episode_objectives(task.objective, sampled), "total_sampled": sampled.total}
-    return found | {"total_mean": by_mean.total, "ended_early": sampled.terminated.astype(float)}
+    results = {"objective": episode_objectives(task.objective, sampled), "total_sampled": sampled.total}
+    return results | {"total_mean": by_mean.total, "ended_early": sampled.terminated.astype(float)}
 
 
 def measure(name: str, seed: int, runs: Path) -> Row:
-    """Measure by how much what is handed out is better than the last policy, and what had the highest sum."""
+    """Measure how much better than the last policy the one handed out is, and the one with the highest sum."""
     task, folder = TASKS[name], finish_run(name, seed, runs)
     last, handed_out = read_policy(folder.last_policy), read_policy(folder.policy)
-    policies = {name: (of.card["steps"], of.policy) for name, of in (("last", last), ("handed_out", handed_out))}
+    policies = {"last": (last.card["steps"], last.policy)}
+    policies["handed_out"] = (handed_out.card["steps"], handed_out.policy)
     policies["highest"] = best_candidate(folder, last)
-    of = {steps: episode_returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
+    returns = {steps: episode_returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
     row: Row = {"env": task.env, "addon": task.addon, "objective": task.objective.as_dict(), "episodes": EPISODES}
     for which, (steps, _) in policies.items():
-        row[which] = {"steps": steps, "ended_early": int(of[steps]["ended_early"].sum())}
+        row[which] = {"steps": steps, "ended_early": int(returns[steps]["ended_early"].sum())}
         for part in PARTS:
-            better = of[steps][part] - of[last.card["steps"]][part]  # the starts are the same, so differences count
-            row[which][part] = mean_and_error(of[steps][part])
+            better = returns[steps][part] - returns[last.card["steps"]][part]  # pairwise, because seeds are the same
+            row[which][part] = mean_and_error(returns[steps][part])
             row[which][f"{part}_better"] = mean_and_error(better)
     return row
 
 
 def table(rows: list[Row]) -> str:
-    """Return a row a run in which a candidate is clearly better or worse than the last policy."""
+    """Return a table of the runs in which a candidate is clearly better or worse than the last policy."""
     headings = ["task", "last policy: objective", "ended early", "handed out", "objective, better by", "total"]
     headings += ["highest sum", "ended early", "objective, better by", "total"]
     lines = []
@@ -145,18 +146,18 @@ def table(rows: list[Row]) -> str:
         line = [name.replace("_", " ") + (f", seed {seed}" if seed != "0" else "")]
         line += [format_mean_error(row["last"]["objective"]).strip("*"), str(row["last"]["ended_early"])]
         for which in ("handed_out", "highest"):
-            found, same = row[which], row[which]["steps"] == row["last"]["steps"]
-            line.append("the last" if same else f"after {found['steps']:,} steps" if found["steps"] else "the prior")
-            line += [str(found["ended_early"])] if which == "highest" else []
-            line += [
-                "–" if same else format_mean_error(found[f"{part}_better"]) for part in ("objective", "total_sampled")
-            ]
+            candidate, parts = row[which], ("objective", "total_sampled")
+            cells = [format_mean_error(candidate[f"{part}_better"]) for part in parts]
+            step = f"after {candidate['steps']:,} steps" if candidate["steps"] else "the prior"
+            if candidate["steps"] == row["last"]["steps"]:
+                step, cells = "the last", ["–", "–"]
+            line += [step, *([str(candidate["ended_early"])] if which == "highest" else []), *cells]
         lines += [line] * ("**" in "".join(line))
     return markdown_table(headings, lines)
 
 
 def format_mean_error(values: list[float]) -> str:
-    """Return a mean and its error; what is better by more than two errors, or worse, is in bold."""
+    """Return a mean and its error, in bold if the mean differs from 0 by more than two errors."""
     mean, error = values
     digits = 2 if 0.0 < error < 1.0 else 0
     text = " ± ".join(f"{value:,.{digits}f}" for value in values)

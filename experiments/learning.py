@@ -1,9 +1,9 @@
-"""Train the priors' tasks from nothing, over seeds, and measure what was learned: a line of the ledger a run.
+"""Train the priors' tasks without a prior, over seeds, and evaluate them. The ledger has one row per run.
 
     python -m experiments.learning --jobs 2
-    python -m experiments.learning --ship       # make the priors that ship of the best seeds in the ledger
+    python -m experiments.learning --ship       # turn the best seeds in the ledger into the shipped priors
 
-What is in the ledger is not repeated; a run that was interrupted goes on where its last checkpoint stands.
+Runs in the ledger are not repeated; an interrupted run resumes from its last checkpoint.
 """
 
 import re
@@ -24,7 +24,7 @@ SWIMMER = "--objective soft --alpha 0.0001 --steps 1e6"
 USUAL = "--learning-rate 3e-4 --envs 64 --n-steps 64 --minibatch 1024"
 AS_HOPPER = "--learning-rate 5e-4 --envs 32 --n-steps 128 --minibatch 512"
 LONG = "--gamma 0.9999 --gae-lambda 0.98 --learning-rate 6e-4 --envs 8 --n-steps 512 --minibatch 256"
-RUNS = {  # an environment, and where several settings are tried, a name for them
+RUNS = {  # environment, and a name for its settings if several are tried -> options
     "HalfCheetah-v4": "--objective soft --alpha 0.13472 --steps 3e6",
     VARIED: "--objective soft --alpha 0.13472 --steps 3e6",
     "Hopper-v4": "--objective soft --alpha 0.001 --steps 3e6",
@@ -43,26 +43,26 @@ RUNS = {  # an environment, and where several settings are tried, a name for the
 
 
 def make_run(name: str, seed: int) -> Run:
-    """Return a run of one line of `RUNS`, evaluated in the environment as it usually begins."""
+    """Return a run of an entry of `RUNS`, evaluated in the environment without its options."""
     env = name.partition("/")[0]
     words = ("train", env, *RUNS[name].split(), "--seed", str(seed), "--ranks", "1")
     return Run(f"{name}/{seed}", words, env.partition("?")[0])
 
 
 def table(runs_by_key: dict[str, Row]) -> str:
-    """Return a line for each environment: the mean over seeds, and each seed."""
+    """Return a table with one line per environment: the mean over seeds, and each seed."""
     lines = list[list[str]]()
     by_seed = sorted(runs_by_key.values(), key=lambda row: row["key"].rpartition("/")[2])
     for env, runs in group_by(by_seed, key_without_seed).items():
-        of_ways = [[row["last"][how]["basic_reward"][0] for row in runs] for how in ("mean", "sampled")]
-        cells = map(mean_and_each, of_ways)
+        returns = [[row["last"][action]["basic_reward"][0] for row in runs] for action in ("mean", "sampled")]
+        cells = map(mean_and_each, returns)
         options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
         lines.append([env, str(len(runs)), *cells, f"`{options}`"])
     return markdown_table(["environment", "seeds", "mean action", "sampled", "options"], lines)
 
 
 def ship_best(found: dict[str, Row], runs: Path) -> None:
-    """Write the best seed's policy of each environment, as its run left it, with its scores on its card."""
+    """Write the best seed's policy of each environment as a shipped prior, with its scores on its card."""
     for env, name in SHIPPED.items():
         candidates = group_by(found.values(), key_without_seed)[env]
         row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
@@ -70,7 +70,7 @@ def ship_best(found: dict[str, Row], runs: Path) -> None:
         saved = read_policy(runs / make_run(env, seed).folder / "policy.safetensors")
         scores = {"episodes": 100, "mean action": best["mean"]["basic_reward"]}
         scores |= {"sampled": best["sampled"]["basic_reward"]}
-        request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learned
+        request = saved.card["request"] | {"env": env.partition("?")[0]}  # without the options of training
         card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
         save_policy(SHIPPED_FOLDER / f"{name}.safetensors", saved.policy, card)
 

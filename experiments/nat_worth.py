@@ -1,9 +1,9 @@
-"""What a nat of each shipped prior is worth: a line of the ledger, and from there onto the priors' cards.
+"""Measure what a nat of each shipped prior is worth, and write it into the ledger and the priors' cards.
 
     python -m experiments.nat_worth
 
-With `--std 0.7` sampled actions have that share of the prior's std: a nat is still one of the prior's, and no card is
-written. What is in the ledger is not measured again.
+With `--std 0.7`, sampled actions have 0.7 of the prior's std. A nat is still one of the prior, and no card is written.
+Priors in the ledger are not measured again.
 """
 
 import math
@@ -20,16 +20,17 @@ from repolicy.priors.opening import read_policy
 
 
 def measure(name: str, episodes: int, std: float) -> Row:
+    """Return the worth of a nat of a prior whose std is multiplied by `std`."""
     path = find_policy(name)
     saved = read_policy(path)
     env = env_from_card(saved.card, path)
     assert saved.policy.log_std is not None
     saved.policy.log_std.data += math.log(std)
-    found = measure_worth(saved.policy, env, episodes)
-    assert found is not None
-    share = std**2  # a nat of the narrower policy is this share of one of the prior's
-    found = replace(found, value=found.value / share, error=found.error / share)
-    return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(found)}
+    worth = measure_worth(saved.policy, env, episodes)
+    assert worth is not None
+    share = std**2  # one nat of the narrower policy is this share of a nat of the prior
+    worth = replace(worth, value=worth.value / share, error=worth.error / share)
+    return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(worth)}
 
 
 @campaign.program("ledger", episodes=256, priors=tuple(shipped_names()), std=1.0)

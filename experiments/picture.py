@@ -1,4 +1,4 @@
-"""The picture of the README: a prior, and what became of it in a customizing run, as strips of film.
+"""Draw the README's picture: a prior and its customized policy as strips of film.
 
 make demo
 python -m experiments.picture --run runs/demo --out docs/images/customized.png
@@ -26,8 +26,8 @@ def main(options: campaign.Options) -> None:
     figure, rows = plt.subplots(2, COLUMNS, figsize=(2 * COLUMNS, 3.3))
     figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)
     for (name, file), film, row in zip(files.items(), render_films(shots), rows, strict=True):
-        found = evaluate(file, env, 100, addon=addon).as_dict()["summary"]
-        scores = f"basic return {found['basic_reward']['mean']:,.0f}, mean |angle| {found['metric']['mean']:.2f}"
+        summary = evaluate(file, env, 100, addon=addon).as_dict()["summary"]
+        scores = f"basic return {summary['basic_reward']['mean']:,.0f}, mean |angle| {summary['metric']['mean']:.2f}"
         row[0].set_title(f"{name}: {scores}", loc="left", fontsize=12)
         pictures = imageio.mimread(film, format="mp4", memtest=False)
         for column, axis in enumerate(row):

@@ -1,11 +1,11 @@
-"""A generative prior that passes a pillar on either side, and the wish to pass it on the left.
+"""Customize a generative prior that passes a pillar on either side, with the wish to pass it on the left.
 
     python -m experiments.pillar
 
 A point walks from the left to a goal on the right, around a pillar. The demonstrations pass it on either side; a flow
-is fitted to them (`repolicy imitate --flow`) and customized through its noise to the wish *left*. Nobody tells the runs
-of the goal. Beside them: the flow alone, the best of N chunks by the wish, and runs without a prior (`greedy`). A row
-has of 400 episodes of sampled noise the shares that arrive and that pass on the left, and the nats from N(0, I).
+is fitted to them (`repolicy imitate --flow`) and customized through its noise to the wish *left*. No run has a reward
+for the goal. Other rows are the flow alone, the best of N chunks by the wish, and runs without a prior (`greedy`).
+A row has, over 400 episodes of sampled noise, the shares that arrive and pass on the left, and the nats from N(0, I).
 """
 
 import math
@@ -33,7 +33,7 @@ ENV, WISH = "experiments.pillar:Pillar", "experiments.pillar:left"
 
 
 class Pillar(gymnasium.Env):
-    """A point that moves as it is told. Its reward is 1 when it arrives; it ends there, or at the pillar."""
+    """A point whose action is its velocity. It gets a reward of 1 at the goal; goal and pillar end the episode."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -50,7 +50,7 @@ class Pillar(gymnasium.Env):
 
 
 def left(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
-    """Pay for each step beside the pillar on its left, and take as much for one on its right."""
+    """Reward each step beside the pillar on its left, and punish one on its right as much."""
     x, y = next_observations[:, :2].T
     return 0.05 * np.sign(y) * (np.abs(x) < 0.5)
 
@@ -61,38 +61,38 @@ def record(file: Path) -> None:
     env = Pillar()
     for episode in range(DEMONSTRATIONS):
         place, _ = env.reset(seed=episode)
-        side, over = generator.choice([-0.55, 0.55]), False
-        while not over:
+        side, done = generator.choice([-0.55, 0.55]), False
+        while not done:
             toward = (GOAL if place[0] > 0.0 else np.array([0.05, side])) - place
             action = np.clip(toward / np.linalg.norm(toward) + generator.normal(0.0, 0.2, 2), -1.0, 1.0)
-            after, _, ended, cut, _ = env.step(action)
-            over = ended or cut
-            rows.append((place, action.astype(np.float32), over))
-            place = after
+            following, _, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+            rows.append((place, action.astype(np.float32), done))
+            place = following
     observations, actions, ends = map(np.array, zip(*rows, strict=True))
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, observations=observations, actions=actions, ended=ends)
 
 
 def summarize(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
-    """Return a line's numbers; `nats` are those of a decision."""
-    found = {"success": (basic > 0.5).mean(), "left": (wish > 0.0).mean(), "nats_a_decision": nats}
-    return {name: round(float(value), 4) for name, value in found.items()} | {"episodes": len(basic)}
+    """Return the numbers of a row; `nats` are per decision."""
+    means = {"success": (basic > 0.5).mean(), "left": (wish > 0.0).mean(), "nats_a_decision": nats}
+    return {name: round(float(value), 4) for name, value in means.items()} | {"episodes": len(basic)}
 
 
-def measure_customized(told: str, flow: Path, folder: Path) -> Row:
-    """Return what a run ends in."""
-    words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {told} --ranks 1"
+def measure_customized(options: str, flow: Path, folder: Path) -> Row:
+    """Customize, and evaluate the policy."""
+    words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {options} --ranks 1"
     command = campaign.run_customize([str(flow), *words.split()], folder)
-    acts: Any = {"deterministic": False, "seed": EVALUATION_SEED, "trust": True}
+    settings: Any = {"deterministic": False, "seed": EVALUATION_SEED, "trust": True}
     with one_thread():
-        found: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **acts)
-    assert found.addon is not None
-    return {"command": command} | summarize(found.basic, found.addon, found.columns["kl_a_step"].mean)
+        result: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **settings)
+    assert result.addon is not None
+    return {"command": command} | summarize(result.basic, result.addon, result.columns["kl_a_step"].mean)
 
 
 def measure_best_of(count: int, flow: Path) -> Row:
-    """Return what comes of drawing so many chunks and taking the one that the wish pays most."""
+    """Evaluate the best of `count` sampled chunks by the reward of the wish."""
     decoder, generator = load_decoder(str(flow), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
     envs = make_envs(ENV, EPISODES, EVALUATION_SEED)
     places, running = envs.reset(), np.ones(EPISODES, bool)
@@ -100,32 +100,32 @@ def measure_best_of(count: int, flow: Path) -> Row:
     while running.any():
         noise = generator.standard_normal((EPISODES * count, NOISE)).astype(np.float32)
         chunks = decoder(places.repeat(count, 0), noise).reshape(EPISODES, count, CHUNK, 2)
-        ahead = places[:, None, None] + SPEED * chunks.clip(-1.0, 1.0).cumsum(2)
-        pay = left(places, chunks, ahead.reshape(-1, 2), {}).reshape(EPISODES, count, CHUNK).sum(2)
-        height = ahead[:, :, -1, 1]  # where nothing is paid yet, the higher one
-        chosen = chunks[np.arange(EPISODES), np.argmax(pay + 1e-3 * height, 1)]
-        for taken in chosen.swapaxes(0, 1):
-            step = envs.step(taken)
+        predicted = places[:, None, None] + SPEED * chunks.clip(-1.0, 1.0).cumsum(2)
+        reward = left(places, chunks, predicted.reshape(-1, 2), {}).reshape(EPISODES, count, CHUNK).sum(2)
+        height = predicted[:, :, -1, 1]  # breaks ties between equal rewards
+        chosen = chunks[np.arange(EPISODES), np.argmax(reward + 1e-3 * height, 1)]
+        for actions in chosen.swapaxes(0, 1):
+            step = envs.step(actions)
             basic += running * step.rewards
-            wish += running * left(places, taken, step.final, {})
+            wish += running * left(places, actions, step.final, {})
             running &= ~(step.terminated | step.truncated)
             places = step.observations
     envs.close()
-    return summarize(basic, wish, math.log(count) - (count - 1) / count)  # the nats of the best of N by any order
+    return summarize(basic, wish, math.log(count) - (count - 1) / count)  # KL of the best of N, for any ranking
 
 
 def customize_options() -> dict[str, str]:
-    """Return the options of each run."""
+    """Return the options of each run by key."""
     kinds = [("default", "--steps 1e5", 5)]
     for weight, seeds in {"0.02": 1, "0.1": 5, "0.3": 1, "1": 1, "10": 1}.items():
         kinds.append((f"omega {weight}", f"--omega {weight} --alpha {weight} --steps 1e5", seeds))
     kinds += [("omega 0.1, long", "--omega 0.1 --alpha 0.1 --steps 4e5", 3)]
     kinds += [("greedy", "--objective greedy --steps 1e5", 3), ("greedy, long", "--objective greedy --steps 4e5", 3)]
-    return {f"{kind}/{seed}": f"{told} --seed {seed}" for kind, told, seeds in kinds for seed in range(seeds)}
+    return {f"{kind}/{seed}": f"{options} --seed {seed}" for kind, options, seeds in kinds for seed in range(seeds)}
 
 
 def table(rows: dict[str, Row]) -> str:
-    """Return a row for each kind of agent: the mean of its seeds, and the least and most where there are several."""
+    """Return a table with a line for each kind of agent: the mean of its seeds, and their range."""
     headings = ["agent", "seeds", "arrives", "on the left", "nats a decision"]
     kinds = group_by(rows.values(), key_without_seed).items()
     return markdown_table(headings, [[kind, str(len(found)), *mean_cells(found)] for kind, found in kinds])
@@ -147,9 +147,9 @@ def main(options: campaign.Options) -> campaign.Measurements:
     if not demonstrations.exists():
         record(demonstrations)
     flow = campaign.fit_flow(demonstrations, ENV, CHUNK)
-    wanted: campaign.Measurements = {
+    work: campaign.Measurements = {
         f"best of {count}/0": partial(measure_best_of, count, flow) for count in (1, 4, 16, 64)
     }
-    for key, told in customize_options().items():
-        wanted[key] = partial(measure_customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
-    return wanted
+    for key, arguments in customize_options().items():
+        work[key] = partial(measure_customized, arguments, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
+    return work

@@ -1,9 +1,9 @@
-"""What the prior costs while customizing, iteration by iteration in turns: its log-probabilities, its states, a dial.
+"""Measure what the prior costs when customizing: its log-probabilities, its states, and a dial.
 
     python -m experiments.prior_cost
 
-Greedy asks the prior for nothing, residual for its log-probabilities, and the third for the density of its states as
-well. The fourth trains a policy for a range of omega. Measured is the processor time of this process.
+Four trainings take turns, iteration by iteration. Greedy needs no prior, residual its log-probabilities, and the third
+also the density of its states. The fourth trains a policy for a range of omega. The CPU time is measured.
 """
 
 import statistics
@@ -27,6 +27,7 @@ from repolicy.runs.request import Request
 
 
 def measure(prior: str, rounds: int) -> Row:
+    """Return the median seconds of an iteration, and the overheads between two trainings."""
     alpha, omega = float(TASKS[prior].alpha), float(TASKS[prior].omega)
     objectives = {
         "dial": residual(Range(omega, 10 * omega), alpha, states=0.0),
@@ -38,21 +39,22 @@ def measure(prior: str, rounds: int) -> Row:
         workers = {name: make_worker(prior, objective, Path(path, name)) for name, objective in objectives.items()}
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for _ in range(rounds + 1):
-            for name, made in workers.items():
-                began = time.process_time()
-                made.iterate(stop=False)
-                seconds[name].append(time.process_time() - began)
-    medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
+            for name, worker in workers.items():
+                start = time.process_time()
+                worker.iterate(stop=False)
+                seconds[name].append(time.process_time() - start)
+    seconds = {name: each[1:] for name, each in seconds.items()}  # without the first, which warms up
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
 
-    def overhead(one: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True)) - 1.0
+    def overhead(name: str, base: str) -> float:
+        return statistics.median(a / b for a, b in zip(seconds[name], seconds[base], strict=True)) - 1.0
 
     row: Row = {"task": prior, "seconds_an_iteration": medians, "overhead": overhead("residual", "greedy")}
     return row | {f"{name}_overhead": overhead(name, "residual") for name in ("states", "dial")}
 
 
 def make_worker(prior: str, objective: Objective, path: Path) -> Worker:
-    """Return a worker at the start of a run's first segment, with or without a prior in sight."""
+    """Return a worker at the start of a run's first segment. It has no prior if the objective does not use one."""
     task, folder = TASKS[prior], RunFolder(path)
     request = Request(task.env, objective, replace(fixed_settings(task.env), ranks=1), (task.addon,), prior="shipped")
     folder.begin(request, {}, resume=False, prior=find_policy(prior).read_bytes())

@@ -1,10 +1,10 @@
-"""How near copies of other libraries' policies come to the libraries themselves, version by version.
+"""Compare copies of other libraries' policies with the libraries themselves, version by version.
 
     python -m experiments.readers
 
-Each version is installed into a folder of its own; a process that finds it there writes a policy's file and says means
-and log-probabilities (`experiments.written_elsewhere`). A row has the greatest difference of 256 observations, each
-beside the number's size where that is above 1. The copy computes in double precision, as the library does for SAC.
+Each version is installed into a folder of its own. A process that imports it writes a policy's file, and its means and
+log-probabilities (`experiments.written_elsewhere`). A row has the largest error over 256 observations, relative where
+the number is above 1. The copy computes in double precision, as the library does for SAC.
 """
 
 import os
@@ -36,39 +36,30 @@ OTHERS = {
 }
 NAMES = {"sb3": "Stable-Baselines3", "torchrl": "TorchRL", "rllib": "RLlib"}
 PACKAGES = {"rsl_rl": "rsl-rl-lib", "rllib": "ray"}
-TIANSHOU_PACKAGES = ("h5py", "numba", "llvmlite", "pettingzoo")
-NEW_TIANSHOU_PACKAGES = (*TIANSHOU_PACKAGES, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
-HTTP_PACKAGES = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
-SCHEMA_PACKAGES = ("jsonschema", "jsonschema-specifications", "referencing", "rpds-py")
-RAY_PACKAGES = (
-    "dm-tree",
-    "lz4",
-    "ormsgpack",
-    "scipy==1.17.1",
-    "msgpack",
-    "gymnasium==1.2.2",
-    *HTTP_PACKAGES,
-    *SCHEMA_PACKAGES,
-)
-EXTRA_PACKAGES = {  # what a version imports that is not installed here
+TIANSHOU = ("h5py", "numba", "llvmlite", "pettingzoo")
+NEW_TIANSHOU = (*TIANSHOU, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
+HTTP = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
+SCHEMA = ("jsonschema", "jsonschema-specifications", "referencing", "rpds-py")
+RAY = ("dm-tree", "lz4", "ormsgpack", "scipy==1.17.1", "msgpack", "gymnasium==1.2.2", *HTTP, *SCHEMA)
+EXTRA = {  # packages that a version imports and that are not installed here
     **dict.fromkeys(("skrl 1.3.0", "rl_games 1.6.1"), ("gym==0.26.2", "gym-notices==0.1.0")),
-    "tianshou 0.5.1": (*TIANSHOU_PACKAGES, "gymnasium==0.28.1", "jax-jumpy"),
-    **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEW_TIANSHOU_PACKAGES),
+    "tianshou 0.5.1": (*TIANSHOU, "gymnasium==0.28.1", "jax-jumpy"),
+    **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEW_TIANSHOU),
     "torchrl 0.14.1": ("tensordict==0.14.3", "pyvers", "orjson"),
-    **dict.fromkeys(("rllib 2.44.1", "rllib 2.60.0"), RAY_PACKAGES),
+    **dict.fromkeys(("rllib 2.44.1", "rllib 2.60.0"), RAY),
 }
 
 
 def required_packages(library: str, version: str) -> list[str]:
-    """Return what is installed: the version, and what it cannot do without in an older version than ours."""
+    """Return the packages to install: the version, and others that it needs in a version unlike ours."""
     if library == "sb3":
         own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
         return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
-    return [f"{PACKAGES.get(library, library)}=={version}", *EXTRA_PACKAGES.get(f"{library} {version}", ())]
+    return [f"{PACKAGES.get(library, library)}=={version}", *EXTRA.get(f"{library} {version}", ())]
 
 
 def install(library: str, version: str, folder: Path) -> Path:
-    """Return the folder of a version, which is filled where it is not there."""
+    """Install a version into its folder, unless it exists, and return the folder."""
     place = folder / f"{library}-{version}"
     if not place.exists():
         words = ["-m", "pip", "install", "-q", "--no-deps", "--ignore-requires-python", "--target"]
@@ -77,37 +68,41 @@ def install(library: str, version: str, folder: Path) -> Path:
 
 
 def measure(library: str, version: str, kind: str, folder: Path) -> Row:
-    """Return how far the copy is from the library, or in one line why there is none."""
+    """Return the largest errors of the copy, or in one line why there is no copy."""
     row: Row = {"library": library, "version": version, "kind": kind}
     place = install(library, version, folder)
     with tempfile.TemporaryDirectory() as out:
         words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, out]
         paths = os.pathsep.join([str(place.resolve()), str(Path(__file__).parents[1])])
-        told_where = os.environ | {"PYTHONPATH": paths}
-        done = subprocess.run(words, env=told_where, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
-        [file] = [path for path in Path(out).iterdir() if path.name != "told.npz"]
-        told = dict(np.load(Path(out, "told.npz")))
+        environment = os.environ | {"PYTHONPATH": paths}
+        process = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if process.returncode:
+            return row | {"failed": f"the library: {process.stderr.strip().splitlines()[-1]}"}
+        [file] = [path for path in Path(out).iterdir() if path.name != "expected.npz"]
+        expected = dict(np.load(Path(out, "expected.npz")))
         try:
-            policy = load_policy(file, std=None if "log_prob" in told else 0.1).double()
+            policy = load_policy(file, std=None if "log_prob" in expected else 0.1).double()
         except RepolicyError as error:
             return row | {"failed": f"the reader: {error}"}
-    obs = torch.from_numpy(told["observations"]).double()
+    obs = torch.from_numpy(expected["observations"]).double()
     with torch.no_grad():
         mean = policy(obs).mode().numpy()
-        if "log_prob" not in told:  # a mean as the environment takes it
-            return row | {"mean": largest_error(policy.to_environment(mean), told["mean"])}
-        log_prob = policy.log_prob(obs, torch.from_numpy(told["actions"]).double()).numpy()
-    return row | {"mean": largest_error(mean, told["mean"]), "log_prob": largest_error(log_prob, told["log_prob"])}
+        if "log_prob" not in expected:  # a mean as the environment takes it
+            return row | {"mean": largest_error(policy.to_environment(mean), expected["mean"])}
+        log_prob = policy.log_prob(obs, torch.from_numpy(expected["actions"]).double()).numpy()
+    return row | {
+        "mean": largest_error(mean, expected["mean"]),
+        "log_prob": largest_error(log_prob, expected["log_prob"]),
+    }
 
 
-def largest_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(f"{(np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max():.2g}")
+def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest error, relative where the expected number is above 1."""
+    return float(f"{(np.abs(found - expected) / np.maximum(1.0, np.abs(expected))).max():.2g}")
 
 
 def table(found: list[Row]) -> str:
-    """Return a line for each library: versions and kinds, and the greatest differences of all of them."""
+    """Return a table with one line per library: versions, kinds, and the largest errors over all of them."""
     cells = []
     for library in ("sb3", *OTHERS):
         rows = [row for row in found if row["library"] == library and "failed" not in row]

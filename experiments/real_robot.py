@@ -1,9 +1,9 @@
-"""A published policy of a real robot, and what became of it: falls, power, feet, and how well it does as told.
+"""Compare customized policies with a real robot's published policy: falls, power, feet and errors of the commands.
 
     python -m experiments.real_robot --policy prior=go1_policy.onnx --policy energy=runs/go1-energy
 
-A line of the ledger a policy and way of acting. The errors of the velocities are taken out of the task's own terms,
-exp(−error² / 0.25), which `info` tells, for this table alone.
+The ledger has one row per policy and kind of action. The errors of the velocities are computed from the task's own
+terms in `info`, exp(−error² / 0.25), for this table alone.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tr
 
 @torch.no_grad()
 def measure(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
-    """Measure the first episode of each environment: return, length, falls, the terms, and the velocities' errors."""
+    """Evaluate a policy for an episode per environment: return, length, falls, terms and velocity errors."""
     policy = read_policy(path).policy
     env = match_observation(env, policy.observation_size)
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
@@ -57,13 +57,13 @@ def measure(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     return row | {"policy": file_sum(path), "env": env}
 
 
-def velocity_error(kept: np.ndarray) -> np.ndarray:
-    """Return the error of a velocity, from exp(−error² / 0.25)."""
-    return np.sqrt(-TRACKING_SIGMA * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
+def velocity_error(term: np.ndarray) -> np.ndarray:
+    """Return the error of a velocity from its tracking term, exp(−error² / 0.25)."""
+    return np.sqrt(-TRACKING_SIGMA * np.log(np.clip(term, 1e-6, 1.0)))  # type: ignore[no-any-return]
 
 
 def tracking_scale(env: str, key: str) -> float:
-    """Return a tracking term at no error, which is the weight that the task gives it."""
+    """Return the task's weight of a tracking term, which is the term's value without an error."""
     import envpool
 
     from repolicy.envs.names import parse_env_name
@@ -73,14 +73,13 @@ def tracking_scale(env: str, key: str) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a row a policy and way of acting, beside the prior's."""
+    """Return a table with one line per policy and kind of action, compared with the prior."""
     headings = ["policy", "action", "old return (not trained on)", "energy cost a step", "clearance cost a step",
                 "error of speed, m/s", "falls"]  # fmt: skip
-    found = {row["key"]: row for row in rows}
-    lines = []
-    for key, row in found.items():
+    lines, by_key = [], {row["key"]: row for row in rows}
+    for key, row in by_key.items():
         name, action = key.split("/")
-        prior = found[f"prior/{action}"]
+        prior = by_key[f"prior/{action}"]
         kept = f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})"
         costs = [f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})" for part in ("energy", "clearance")]
         lines.append([name, action, kept, *costs, f"{row['speed_error'][0]:.3f}", str(row["falls"])])
@@ -92,12 +91,12 @@ def table(rows: list[Row]) -> str:
     actions=["mean", "sampled"],
 )  # fmt: skip
 def main(options: campaign.Options) -> campaign.Measurements:
-    wanted = {}
-    for given in options.policy:
-        name, equals, file = given.partition("=")
+    measurements = {}
+    for argument in options.policy:
+        name, equals, file = argument.partition("=")
         if not equals:
-            raise UsageError(f"--policy is {given!r}; write NAME=FILE")
+            raise UsageError(f"--policy is {argument!r}; write NAME=FILE")
         for action in options.actions:
-            way = (find_policy(file), options.env, options.episodes, action == "mean")
-            wanted[f"{name}/{action}"] = partial(measure, *way)
-    return wanted
+            arguments = (find_policy(file), options.env, options.episodes, action == "mean")
+            measurements[f"{name}/{action}"] = partial(measure, *arguments)
+    return measurements

@@ -1,9 +1,9 @@
-"""Residual Q-learning beside Residual PPO on RQL's tasks, from the same priors: a line of the ledger a run.
+"""Compare Residual Q-learning with Residual PPO on RQL's tasks, from the same priors. The ledger has one row per run.
 
     python -m experiments.rql --tasks cartpole mountain_car --jobs 2
     python -m experiments.rql --picture docs/images/rql.png             # of what is in the ledger
 
-A run that is in the ledger is not repeated, and a policy that is trained already is only evaluated.
+Runs in the ledger are not repeated, and a policy that is trained already is only evaluated.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from experiments.paper.results import task_of
 from repolicy.rql.hyperparameters import TASKS
 
 ADDON = "repolicy.rql.tasks:addon"
-METHODS = {  # method: what it is called, color, marker
+METHODS = {  # method -> label, color, marker
     "prior": ("prior", "black", "o"),
     "rql": ("residual Q-learning", "tab:blue", "^"),
     "ppo": ("residual PPO", "tab:green", "s"),
@@ -33,7 +33,7 @@ METHODS = {  # method: what it is called, color, marker
 
 @dataclass(frozen=True)
 class Plan:
-    """ω′ and α̂ for both residual methods, and what Residual PPO needs beside them."""
+    """ω′ and α̂ for both residual methods, and further options of Residual PPO."""
 
     omega: float
     alpha: float
@@ -50,10 +50,11 @@ PLANS = {
 
 
 def make_run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
+    """Return a run of a method; the residual methods start from the prior of the same seed."""
     plan = PLANS[task]
     prior = folder / f"{task}-prior-{seed}"
     coefficients = f"--omega {plan.omega} --alpha {plan.alpha}"
-    words = {
+    command = {
         "prior": f"rql train {task}",
         "full": f"rql train {task} --objective full",
         "greedy": f"rql train {task} --objective greedy",
@@ -61,20 +62,20 @@ def make_run(task: str, method: str, seed: int, folder: Path, episodes: int) -> 
         "ppo": f"customize {prior} --addon {ADDON} {coefficients} {plan.ppo} --ranks 1 --no-report",
     }[method]
     return Run(
-        f"{task}/{method}/{seed}", (*words.split(), "--seed", str(seed)), TASKS[task].env, ADDON,
+        f"{task}/{method}/{seed}", (*command.split(), "--seed", str(seed)), TASKS[task].env, ADDON,
         episodes=episodes, evaluation_seed=1000, sampled=plan.sampled,
     )  # fmt: skip
 
 
 def table(found: Rows) -> str:
-    """Return means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
+    """Return means over seeds, ± sample std, and their shares of the prior's basic return and of full's total."""
     headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
     lines = list[list[str]]()
     for task, rows in group_by(found.values(), task_of).items():
         for method, (label, *_) in METHODS.items():
-            own = values(rows, method, "mean", "basic")
-            if own:
-                cells = [str(len(own))]
+            basic = values(rows, method, "mean", "basic")
+            if basic:
+                cells = [str(len(basic))]
                 for part in ("basic", "addon", "total"):
                     each = values(rows, method, "mean", part)
                     cells.append(f"{mean(each):,.1f}" + (f" ± {stdev(each):,.1f}" if len(each) > 1 else ""))
@@ -89,18 +90,19 @@ def table(found: Rows) -> str:
 
 
 def values(rows: list[Row], method: str, action: str, part: str) -> list[float]:
-    """Return the mean over episodes of each seed."""
-    mine = [row["last"] for row in rows if row["key"].split("/")[1] == method]
-    return [found[action][f"{part}_reward"][0] for found in mine if action in found]
+    """Return a method's mean returns, one number per seed."""
+    evaluations = [row["last"] for row in rows if row["key"].split("/")[1] == method]
+    return [each[action][f"{part}_reward"][0] for each in evaluations if action in each]
 
 
 def relative_return(rows: list[Row], method: str, reference: str, part: str) -> str:
-    """Return what part of the reference's return this is, where that is a positive number."""
-    found, wanted = values(rows, method, "mean", part), values(rows, reference, "mean", part)
-    return f"{mean(found) / mean(wanted):.1%}" if wanted and mean(wanted) > 0 else ""
+    """Return the mean return as a share of the reference's, or nothing if that is not positive."""
+    returns, references = values(rows, method, "mean", part), values(rows, reference, "mean", part)
+    return f"{mean(returns) / mean(references):.1%}" if references and mean(references) > 0 else ""
 
 
 def draw_returns(found: Rows, path: Path) -> None:
+    """Draw add-on return against basic return, a panel per task and a point per seed."""
     tasks = group_by(found.values(), task_of)
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
@@ -119,10 +121,10 @@ def draw_returns(found: Rows, path: Path) -> None:
     "ledger", "runs", "jobs", "ray", tasks=[*PLANS], seeds=3, methods=[*METHODS], episodes=100, draw=draw_returns
 )
 def main(options: campaign.Options) -> None:
-    def ready(wanted: Run, rows: Rows) -> bool:
-        task, method, seed = wanted.key.split("/")
+    def ready(run: Run, rows: Rows) -> bool:
+        task, method, seed = run.key.split("/")
         return method not in ("rql", "ppo") or f"{task}/prior/{seed}" in rows
 
-    asked = product(options.tasks, range(options.seeds), options.methods)
-    runs = [make_run(task, method, seed, options.runs, options.episodes) for task, seed, method in asked]
+    combinations = product(options.tasks, range(options.seeds), options.methods)
+    runs = [make_run(task, method, seed, options.runs, options.episodes) for task, seed, method in combinations]
     campaign.run_missing(runs, options, ready=ready, needs="its prior is not in the ledger; add prior to --methods")

@@ -1,8 +1,8 @@
-"""How much does the price on standing still depend on the seed of its fit? Printed, for ten seeds of HalfCheetah.
+"""Print the price on standing still for ten seeds of HalfCheetah's density, to see how much it depends on the seed.
 
     python -m experiments.standing
 
-A policy whose mean action is 0 stands from the first steps on. Its states are priced after those that cost nothing.
+A policy whose mean action is 0 stands still. Its states are priced after the first steps of an episode, which are free.
 """
 
 from contextlib import closing
@@ -28,20 +28,21 @@ ENV, SEEDS, ENVS, STEPS = "HalfCheetah-v4", 10, 16, 300
 @campaign.program()
 def main(options: campaign.Options) -> None:
     prior = read_policy(find_policy("halfcheetah")).policy
-    stands = Policy(prior.spec)
+    standing = Policy(prior.spec)
     with torch.no_grad():
-        stands.network.weights[-1].zero_()
-        stands.network.biases[-1].zero_()
+        standing.network.weights[-1].zero_()
+        standing.network.biases[-1].zero_()
     with one_thread():
         with closing(make_envs(ENV, ENVS, 0)) as envs:
-            seen = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(stands, deterministic=True)
-        assert seen.next_observations is not None
-        late = seen.ages > SKIPPED_STEPS
+            collector = Collector(envs, STEPS, torch.Generator(), keep_transitions=True)
+            rollout = collector.collect(standing, deterministic=True)
+        assert rollout.next_observations is not None
+        priced = rollout.ages > SKIPPED_STEPS
+        states, ages = torch.from_numpy(rollout.next_observations[priced]), torch.from_numpy(rollout.ages[priced])
         prices = []
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
-            states, ages = torch.from_numpy(seen.next_observations[late]), torch.from_numpy(seen.ages[late])
-            found = familiarity(fit_prior_density(prior, request, SingleRank()), prior.normalizer, states, ages)
-            prices.append(-float(found.mean()))
+            density = fit_prior_density(prior, request, SingleRank())
+            prices.append(-float(familiarity(density, prior.normalizer, states, ages).mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -35,10 +35,7 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def permutation_p_value(
-    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ours: np.ndarray,
-    theirs: np.ndarray,
-    known: bool = False,
+    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray], ours: np.ndarray, theirs: np.ndarray, known: bool = False
 ) -> float:
     """Return the share of permutations of the seeds whose statistic is at least as large as the observed one.
 

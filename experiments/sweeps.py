@@ -1,8 +1,8 @@
-"""The trade-off over ω′ on the shipped priors: `repolicy sweep`, a line of the ledger a point, and the docs' picture.
+"""Sweep ω′ on the shipped priors with `repolicy sweep`, and draw the docs' picture. The ledger has one row per point.
 
     python -m experiments.sweeps
 
-A sweep that is in the ledger is not repeated; one that was interrupted goes on.
+Sweeps in the ledger are not repeated; an interrupted sweep is resumed.
 """
 
 import json
@@ -22,7 +22,7 @@ from repolicy.runs.machine import versions
 @dataclass(frozen=True)
 class Sweep:
     prior: str
-    addon: str  # with a weight that makes it worth something beside the old task
+    addon: str  # with a weight of the order of the old task's
     omegas: str
     more: str = ""
 
@@ -43,30 +43,31 @@ def customize_arguments(name: str) -> list[str]:
 
 
 def make_sweep(name: str, runs: Path, jobs: int) -> Path:
-    """Return the folder of a sweep; it is made, or finished, where it is not."""
+    """Make or resume a sweep unless it is finished, and return its folder."""
     folder = runs / name
     if "points" not in (read_sweep(folder) or {}):
         command_line([*customize_arguments(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
     return folder
 
 
-def rows(name: str, folder: Path) -> list[Row]:
-    found = json.loads((folder / "sweep.json").read_text())
+def read_points(name: str, folder: Path) -> list[Row]:
+    """Return a row for the prior and for each point of a finished sweep."""
+    sweep = json.loads((folder / "sweep.json").read_text())
     rows = []
-    for point in [found["prior"], *found["points"]]:
+    for point in [sweep["prior"], *sweep["points"]]:
         key = "prior" if point["omega"] is None else f"{point['omega']:g}"
         row: Row = {"key": f"{name}/{key}", "task": name, "addon": SWEEPS[name].addon}
         row |= {"command": shlex.join(["repolicy", *customize_arguments(name)]), "versions": versions()}
-        row |= {"omega": point["omega"], "kl": point["kl"], "states": found["request"]["states"]}
+        row |= {"omega": point["omega"], "kl": point["kl"], "states": sweep["request"]["states"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]
             row[action] = {name: [round(part["mean"], 4), round(part["std"], 4)] for name, part in summary.items()}
-        rows.append(row | {"knee": point["omega"] is not None and point["omega"] == found["knee"]})
+        rows.append(row | {"knee": point["omega"] is not None and point["omega"] == sweep["knee"]})
     return rows
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw basic return against add-on return, a point each ω′, with a line of equal total through the prior."""
+    """Draw add-on return over basic return, a point per ω′, with a line of the prior's total."""
     priors = list(dict.fromkeys(SWEEPS[row["task"]].prior for row in rows))
     figure, axes = plt.subplots(1, len(priors), figsize=(6 * len(priors), 4.2), squeeze=False)
     for prior, axis in zip(priors, axes[0], strict=True):
@@ -97,6 +98,6 @@ def main(options: campaign.Options) -> None:
     with ledger.locked():
         known = {row["task"] for row in ledger.rows()}
         for name in [name for name in options.tasks if name not in known]:
-            for row in rows(name, make_sweep(name, options.runs, options.jobs)):
+            for row in read_points(name, make_sweep(name, options.runs, options.jobs)):
                 ledger.add(row)
     draw(ledger.rows(), options.picture)

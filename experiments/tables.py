@@ -290,7 +290,7 @@ TABLES: Tables = {
     "planning_omega": lambda: planning.omega_table(read_ledger("planning.jsonl"), "halfcheetah", "ant"),
     "dial": lambda: dial.table([*read_ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*read_ledger("dial.jsonl").values()]),
-    "free_dial": lambda: dial.free([*read_ledger("dial.jsonl").values()]),
+    "free_dial": lambda: dial.free_table([*read_ledger("dial.jsonl").values()]),
     "nat_worth": nat_worth,
     "adapters": adapters,
     "large_prior": large_prior,

@@ -1,9 +1,9 @@
-"""How often a report's verdict is wrong about a run that changed nothing: simulated episodes, the verdict's own words.
+"""Measure how often a report's verdict is wrong about a run that changed nothing, on simulated episodes.
 
     python -m experiments.verdicts
 
 Prior and customized policy draw their returns from one distribution, and their wishes from another, so each *better*
-and each *worse* is wrong. With the same seed, an episode's start counts for both policies.
+and each *worse* is wrong. With shared starts, an episode's start adds the same amount to both policies' returns.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ KINDS: dict[str, Draw] = {
     "1 in 10 falls": lambda noise, count: 100.0 * (noise.random(count) > 0.1) + noise.standard_normal(count),
     "tied: successes": lambda noise, count: (noise.random(count) < 0.5).astype(float),
 }
-EPISODES = (10, 50)  # of a dial's position, and of a run's report
+EPISODES = (10, 50)  # as for a dial's position, and as for a run's report
 STARTS, RUNS = ("shared", "apart"), 2000
 
 
 def null_run(kind: str, episodes: int, starts: str, noise: np.random.Generator) -> list[Pair]:
-    """Return the episodes of a run that changed nothing, with the mean action and with sampled ones."""
+    """Return simulated episodes of prior and policy that are alike, with the mean action and with sampled actions."""
 
-    def drawn(seed: int, start: np.ndarray, is_mean: bool) -> Evaluation:
+    def draw(seed: int, start: np.ndarray, is_mean: bool) -> Evaluation:
         basic, wish = (KINDS[kind](noise, episodes) for _ in range(2))
         lengths, terminated = np.full(episodes, 1000.0), np.zeros(episodes, bool)
         return Evaluation(
@@ -42,20 +42,20 @@ def null_run(kind: str, episodes: int, starts: str, noise: np.random.Generator) 
     pairs = []
     for is_mean in (True, False):
         start = KINDS[kind](noise, episodes) * (starts == "shared")
-        pairs.append((drawn(0, start, is_mean), drawn(0 if starts == "shared" else 1, start, is_mean)))
+        pairs.append((draw(0, start, is_mean), draw(0 if starts == "shared" else 1, start, is_mean)))
     return pairs
 
 
 def measure_error_rates(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Generator) -> Row:
-    """Return the shares of null runs that are told *better* or *worse* by any kind of action, and contradicted hints.
+    """Return the share of null runs whose verdict is *better* or *worse*, and of verdicts that contradict their hint.
 
-    Beside them: what two standard errors, whatever the number of episodes and of kinds, would have told.
+    For comparison, it also returns the share of wrong verdicts of a test with two standard errors.
     """
     false, by_two, contradicted = 0, 0, 0
     for _ in range(runs):
         pairs = null_run(kind, episodes, starts, noise)
-        said, hint = verdict(pairs), advice(pairs, 1.0, 0.5, "--omega")
-        claims = [word for word in ("better", "worse") if word in said]
+        sentence, hint = verdict(pairs), advice(pairs, 1.0, 0.5, "--omega")
+        claims = [word for word in ("better", "worse") if word in sentence]
         false += bool(claims)
         changes = [differences(*pair)["total_reward"] for pair in pairs]
         by_two += any(abs(change.value) > 2.0 * change.error for change in changes)

@@ -1,8 +1,8 @@
-"""Write one policy's file with the library that is installed, and what that library says of it.
+"""Write a policy's file with the installed library, and the library's own means and log-probabilities.
 
     PYTHONPATH=FOLDER python -m experiments.written_elsewhere sb3 PPO OUT
 
-`experiments.readers` runs it, with one version of a library after another. It imports nothing of Repolicy.
+`experiments.readers` runs it for each version of each library. It imports nothing of Repolicy.
 """
 
 import sys
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 SIZE, ACTIONS, COUNT = 5, 2, 256
-Told = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # means, actions and their log-probabilities
+Expected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # means, actions and their log-probabilities
 
 
-def stirred(module: Any) -> Any:
-    """Give all parameters values that matter."""
+def perturb(module: Any) -> Any:
+    """Add noise to all parameters, so that none is zero."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -25,7 +25,7 @@ def stirred(module: Any) -> Any:
     return module
 
 
-def sb3(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def sb3(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     import gymnasium
     import sb3_contrib
     import stable_baselines3
@@ -43,7 +43,7 @@ def sb3(kind: str, out: Path, obs: torch.Tensor) -> Told:
     library: Any = stable_baselines3 if hasattr(stable_baselines3, kind) else sb3_contrib
     more: dict[str, Any] = {"buffer_size": 10} if kind in ("SAC", "TQC", "TD3") else {}
     model = getattr(library, kind)("MlpPolicy", Still(), device="cpu", seed=0, **more)
-    stirred(model.policy)
+    perturb(model.policy)
     if kind in ("SAC", "TQC"):  # stds of some size: theirs may be e⁻²⁰, where single precision has no digits left
         model.policy.actor.log_std.weight.mul_(0.1)
     model.save(out / "policy.zip")
@@ -64,7 +64,7 @@ def sb3(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return mean, before, dist.log_prob(torch.tanh(before), before)
 
 
-def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from importlib.metadata import version
 
     major, kept = int(version("rsl-rl-lib").partition(".")[0]), dict[str, Any](iter=3)
@@ -74,7 +74,7 @@ def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Told:
         normalizer = EmpiricalNormalization(SIZE).train()
         normalizer(obs)
         normalizer.eval()
-        actor = stirred(ActorCritic(SIZE, SIZE, ACTIONS, [8, 7], [9], "elu", 0.7))
+        actor = perturb(ActorCritic(SIZE, SIZE, ACTIONS, [8, 7], [9], "elu", 0.7))
         kept |= {"model_state_dict": actor.state_dict(), "obs_norm_state_dict": normalizer.state_dict()}
         seen: Any = normalizer(obs)
     else:
@@ -85,7 +85,7 @@ def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Told:
             return _rsl_rl_5(out, seen, kept)
         from rsl_rl.modules import ActorCritic
 
-        actor = stirred(ActorCritic(seen, groups, ACTIONS, True, False, [8, 7], [9], "elu", 0.7)).train()
+        actor = perturb(ActorCritic(seen, groups, ACTIONS, True, False, [8, 7], [9], "elu", 0.7)).train()
         actor.update_normalization(seen)
         actor.eval()
         kept |= {"model_state_dict": actor.state_dict()}
@@ -94,7 +94,7 @@ def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return actor.act_inference(seen), actions, actor.get_actions_log_prob(actions)
 
 
-def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Told:
+def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Expected:
     from rsl_rl.models import MLPModel
 
     settings = {"class_name": "GaussianDistribution", "std_type": "scalar", "init_std": 0.7}
@@ -102,7 +102,7 @@ def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Told:
         seen, {"s": ["policy"]}, "s", ACTIONS, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
     )
     critic = MLPModel(seen, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
-    stirred(actor).train()
+    perturb(actor).train()
     actor.update_normalization(seen)
     actor.eval()
     kept |= {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict()}
@@ -111,7 +111,7 @@ def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Told:
     return actor(seen), actions, actor.get_output_log_prob(actions)
 
 
-def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from rl_games.algos_torch.models import ModelA2CContinuousLogStd
     from rl_games.algos_torch.network_builder import A2CBuilder
 
@@ -123,7 +123,7 @@ def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Told:
     builder.load({"separate": False, "space": {"continuous": stds}, "mlp": layers})
     shapes = {"actions_num": ACTIONS, "input_shape": (SIZE,), "num_seqs": 1, "value_size": 1}
     model = ModelA2CContinuousLogStd(builder).build(shapes | {"normalize_value": True, "normalize_input": True})
-    stirred(model).train()
+    perturb(model).train()
     model.norm_obs(obs)
     model.eval()
     torch.save({"model": model.state_dict(), "epoch": 3, "frame": 9, "env_state": None}, out / "Still.pth")
@@ -131,7 +131,7 @@ def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return acted["mus"], acted["actions"], -acted["neglogpacs"]
 
 
-def tianshou(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def tianshou(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     import gymnasium
     from tianshou.utils import RunningMeanStd
     from tianshou.utils.net import continuous
@@ -160,7 +160,7 @@ def tianshou(kind: str, out: Path, obs: torch.Tensor) -> Told:
 
         optim = torch.optim.Adam([*actor.parameters(), *critic.parameters()])
         whole = PPOPolicy(actor=actor, critic=critic, optim=optim, dist_fn=normal, action_space=space)
-    stirred(actor)
+    perturb(actor)
     statistics = RunningMeanStd()
     statistics.update(obs.numpy())
     torch.save({"model": whole.state_dict(), "obs_rms": statistics}, out / "policy.pth")
@@ -169,7 +169,7 @@ def tianshou(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return found.mean, actions, found.log_prob(actions)
 
 
-def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def skrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from importlib.metadata import version
 
     import gymnasium
@@ -208,7 +208,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
 
     scaler = "observation_preprocessor" if is_new else "state_preprocessor"
     settings: Any = {scaler: RunningStandardScaler, f"{scaler}_kwargs": {"size": SIZE, "device": "cpu"}}
-    actor = stirred(Actor())
+    actor = perturb(Actor())
     agent = PPO(models={"policy": actor, "value": Critic()}, cfg=settings, device="cpu", **spaces)
     scaled: Any = getattr(agent, f"_{scaler}")
     scaled(obs, train=True)
@@ -217,7 +217,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return acted[-1]["mean_actions"], acted[0], (acted[-1]["log_prob"] if is_new else acted[1]).squeeze(-1)
 
 
-def torchrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def torchrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from tensordict import TensorDict
     from tensordict.nn import TensorDictModule
     from tensordict.nn.distributions import NormalParamExtractor
@@ -227,14 +227,14 @@ def torchrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     net = torch.nn.Sequential(mlp, NormalParamExtractor())
     module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
     actor = ProbabilisticActor(module=module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
-    stirred(actor)
+    perturb(actor)
     torch.save(actor.state_dict(), out / "actor.pt")
     dist = actor.get_dist(TensorDict({"observation": obs}, batch_size=[COUNT]))
     before = dist.root_dist.sample().clamp(-3.0, 3.0)
     return dist.loc, before, dist.log_prob(torch.tanh(before))
 
 
-def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
+def rllib(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     import gymnasium
     from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -252,7 +252,7 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
         module_class=module_class, catalog_class=catalog, model_config=settings, **spaces
     ).build()
     checkpoint = out.resolve() / "checkpoint"
-    stirred(module).save_to_path(checkpoint / "learner_group/learner/rl_module/default_policy")
+    perturb(module).save_to_path(checkpoint / "learner_group/learner/rl_module/default_policy")
     connector: Any = MeanStdFilter(clip_by_value=1.5)
     pipeline = EnvToModulePipeline(*spaces.values(), connectors=[connector])
     connector.reset_state()
@@ -261,8 +261,8 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
         normalize(row)
     pipeline.save_to_path(checkpoint / "env_runner/env_to_module_connector")
     seen = torch.stack([torch.from_numpy(normalize(row, update=False)) for row in obs.double().numpy()])
-    told = module.double().forward_inference({"obs": seen})["action_dist_inputs"]
-    dist = module.get_inference_action_dist_cls().from_logits(told)
+    inputs = module.double().forward_inference({"obs": seen})["action_dist_inputs"]
+    dist = module.get_inference_action_dist_cls().from_logits(inputs)
     if kind == "PPO":
         actions = dist.sample()
         return dist.loc, actions, dist.logp(actions)
@@ -283,7 +283,7 @@ def main() -> None:
     with torch.no_grad():
         mean, actions, log_prob = LIBRARIES[library](kind, out, obs)
     found: dict[str, Any] = {"observations": obs, "mean": mean, "actions": actions, "log_prob": log_prob}
-    np.savez(out / "told.npz", **{name: each.numpy() for name, each in found.items() if each is not None})
+    np.savez(out / "expected.npz", **{name: each.numpy() for name, each in found.items() if each is not None})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments import campaign
 from experiments.campaign import Rows
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Ledger
 from experiments.one import Run
 from experiments.paper.runs import plan_runs
 from repolicy.errors import FileError, UsageError
@@ -65,7 +65,7 @@ def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
     if path.exists() or not all(key in rows for key in keys):
         return
     policies = product((rows[key] for key in keys), ("last", "best"))
-    best, name = max(policies, key=lambda policy: basic_return(*policy))
+    best, name = max(policies, key=lambda policy: float(policy[0][policy[1]]["mean"]["basic_reward"][0]))
     folder = RunFolder(options.runs / best["key"].replace("/", "-"))
     file = folder.last_policy if name == "last" else folder.policy
     if not file.exists() or file_sum(file) != best["policies"][name]:
@@ -74,10 +74,6 @@ def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
             f"{options.ledger} and its folder in {options.runs} to train it again"
         )
     write_bytes(path, file.read_bytes())
-
-
-def basic_return(row: Row, which: str) -> float:
-    return float(row[which]["mean"]["basic_reward"][0])
 
 
 def report(options: argparse.Namespace) -> None:

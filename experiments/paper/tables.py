@@ -1,7 +1,7 @@
 """The tables of `docs/results-paper.md` as headings and rows of text, with our numbers beside the paper's."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from experiments.pages import blank_repeats
@@ -236,11 +236,7 @@ def format_iqm(scores: Scores | None) -> str:
     """Return the interquartile mean of the seeds with its bootstrap interval."""
     if scores is None or scores.one_policy:
         return NOT_MEASURED
-    return f"{format_number(float(iqm(scores.column)))} [{format_interval(scores, iqm)}]"
-
-
-def format_interval(scores: Scores, statistic: Callable[..., object]) -> str:
-    if len(scores.seeds) < 2:
-        return "one policy" if scores.one_policy else "one seed"
-    low, high = bootstrap_interval(statistic, scores.column)  # type: ignore[arg-type]
-    return f"{format_number(low)} to {format_number(high)}"
+    interval = "one seed"
+    if len(scores.seeds) > 1:
+        interval = " to ".join(map(format_number, bootstrap_interval(iqm, scores.column)))
+    return f"{format_number(float(iqm(scores.column)))} [{interval}]"
