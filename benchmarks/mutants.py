@@ -153,7 +153,7 @@ ROOMS = [
     Mutant("many/varying.py", "error / VALUES_PER_OPTION ** len(axes)", "error", "tests/many/test_comparing.py", "each place with the error of all"),
     Mutant("envs/names.py", "error is not None", "error is None", "tests/envs/test_env_names.py", "EnvPool's failed import keeps the stack of whoever asks first"),
     Mutant("envs/names.py", "options=self._reset_options | (options or {})", "options=options", "tests/many/test_comparing.py", "an option of resets that no reset gets"),
-    Mutant("many/varying.py", "return min(self.places", "return max(self.places", "tests/many/test_comparing.py", "the best place taken for the worst"),
+    Mutant("many/varying.py", "ranks.index(min(ranks))", "ranks.index(max(ranks))", "tests/many/test_comparing.py", "the best place taken for the worst"),
     Mutant("priors/finding.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/readers/test_shelf.py", "another file taken from the shelf"),
     Mutant("policies/normalizer.py", "inputs: np.ndarray = observations - shift", "inputs: np.ndarray = observations + shift", POLICY, "acting: shift of the normalizer"),
     Mutant("policies/normalizer.py", "np.minimum(inputs, bound", "np.minimum(inputs, 1.1 * bound", POLICY, "acting: clip of the normalizer"),

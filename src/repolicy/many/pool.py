@@ -22,6 +22,7 @@ from repolicy.runs import terminated_as_interrupted
 MAX_ATTEMPTS = 3
 INTERRUPTED = 130  # exit code of a `repolicy` command that was interrupted
 STOP_TIMEOUT = 10.0  # seconds that a job has to stop after an interrupt
+STREAMS: dict[str, Any] = {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}  # of a job's process
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,8 @@ class LocalProcess:
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with open(job.log, "wb") as file:
-            self._process = subprocess.Popen(
-                bound_to_this_process(job.program),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+            program = bound_to_this_process(job.program)
+            self._process = subprocess.Popen(program, stdout=file, process_group=0, **STREAMS)
 
     def poll(self) -> int | None:
         """Return the exit code, negative if a signal killed the process, or None while it runs."""
@@ -196,14 +192,8 @@ def _run_in_ray(program: Sequence[str], log: str, folder: str) -> int:
     """Run one job as a Ray task in this folder, and return its exit code."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
-        return subprocess.run(
-            bound_to_this_process(program),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            cwd=folder,
-            check=False,
-        ).returncode
+        process = subprocess.run(bound_to_this_process(program), stdout=file, cwd=folder, check=False, **STREAMS)
+    return process.returncode
 
 
 def check_ray_address(address: str | None) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from repolicy.envs import EnvLike, Wish, combine_addons, decoder_options, find_session_only
 from repolicy.envs.addons import dials
-from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
-from repolicy.loading import PYTHON, read_json
+from repolicy.errors import RepolicyError, UsageError, check_counts
+from repolicy.loading import PYTHON, read_bytes, read_json
 from repolicy.many import pool
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
@@ -220,12 +220,8 @@ def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], pr
     prior_file, content = folder / "prior.safetensors", read_sweep(folder)
     if content is not None:
         omegas = sorted_omegas({*content["omegas"], *omegas})
-        try:
-            is_same_prior = prior_file.read_bytes() == prior
-        except OSError as error:
-            raise FileError(f"{prior_file} cannot be read: {error.strerror}") from None
         changes = list(describe_changes(content["request"], json.loads(json.dumps(request))))
-        if not is_same_prior:
+        if read_bytes(prior_file) != prior:
             changes.append("the prior is another")
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")

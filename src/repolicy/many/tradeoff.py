@@ -61,10 +61,6 @@ class Point:
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
 
 
-def _format_mean(column: Column, like: float) -> str:
-    return number(column.mean, like)
-
-
 @dataclass(frozen=True, repr=False)
 class SweepResult:
     """The result of a sweep: the prior, the points that could be trained, and the knee of their trade-off."""
@@ -168,7 +164,9 @@ class SweepResult:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
-    def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
+    def table(
+        self, cell: Callable[[Column, float], str] = lambda column, size: number(column.mean, size)
+    ) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
 
         `cell` formats a quantity, with the digits that its largest mean has.

@@ -81,11 +81,8 @@ class VariedComparison:
     @property
     def worst(self) -> Place:
         """The place with the worst verdict; among those, the one with the largest loss."""
-
-        def rank(place: Place) -> tuple[int, float]:
-            return VERDICT_ORDER.index(place.comparison.verdict), -place.largest_loss.loss
-
-        return min(self.places, key=rank)
+        ranks = [(VERDICT_ORDER.index(place.comparison.verdict), -place.largest_loss.loss) for place in self.places]
+        return self.places[ranks.index(min(ranks))]
 
     @property
     def sentences(self) -> list[str]:

@@ -138,26 +138,36 @@ def diagnose(
     return Diagnosis(env, policy, mean_action, sampled, untrained, worths, complaints)
 
 
+@torch.no_grad()
 def measure_episodes(
     policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend
 ) -> EpisodeStatistics:
     """Run an episode of at most a thousand steps in each environment; run more episodes where they are short."""
 
-    def run(episodes: int) -> tuple[Evaluation, _RolloutObserver]:
-        observer, seed = _RolloutObserver(policy), EVALUATION_SEED
+    def run(episodes: int) -> tuple[Evaluation, list[Rollout]]:
+        seed, rollouts = EVALUATION_SEED, list[Rollout]()
         with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
             evaluation = run_episodes(
                 policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DIAGNOSIS_STEPS,
-                look=observer,
+                look=rollouts.append,
             )  # fmt: skip
-        return evaluation, observer
+        return evaluation, rollouts
 
-    evaluation, observer = run(DIAGNOSIS_ENVS)
+    evaluation, rollouts = run(DIAGNOSIS_ENVS)
     factor = int(DIAGNOSIS_STEPS // evaluation.lengths.mean())
     if factor > 1:
-        evaluation, observer = run(DIAGNOSIS_ENVS * factor)
+        evaluation, rollouts = run(DIAGNOSIS_ENVS * factor)
     assert evaluation.addon is not None
     assert evaluation.terminated is not None
+
+    outlier_shares, stds = list[float](), list[float]()
+    for rollout in rollouts:
+        observations = torch.from_numpy(rollout.observations[:-1])
+        normalized = (observations - policy.normalizer.shift) * policy.normalizer.scale
+        outlier_shares.append(float((normalized.abs() > MAX_NORMALIZED).double().mean()))
+        log_std = getattr(policy(observations[0]), "log_std", None)
+        if log_std is not None:
+            stds.append(float(log_std.exp().mean()))
     return EpisodeStatistics(
         evaluation.basic,
         evaluation.addon,
@@ -165,26 +175,9 @@ def measure_episodes(
         evaluation.terminated,
         nats_of(evaluation),
         entropy=float(-evaluation.log_policy.sum() / evaluation.lengths.sum()),
-        std=float(np.mean(observer.stds)) if observer.stds else None,
-        outlier_share=float(np.mean(observer.outlier_shares)),
+        std=float(np.mean(stds)) if stds else None,
+        outlier_share=float(np.mean(outlier_shares)),
     )
-
-
-class _RolloutObserver:
-    """Records for each rollout the share of unusual observations, and the policy's std."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.outlier_shares: list[float] = []
-        self.stds: list[float] = []
-
-    def __call__(self, rollout: Rollout) -> None:
-        observations, normalizer = torch.from_numpy(rollout.observations[:-1]), self.policy.normalizer
-        inputs = (observations - normalizer.shift) * normalizer.scale
-        self.outlier_shares.append(float((inputs.abs() > MAX_NORMALIZED).double().mean()))
-        log_std = getattr(self.policy(observations[0]), "log_std", None)
-        if log_std is not None:
-            self.stds.append(float(log_std.exp().mean()))
 
 
 def find_complaints(
@@ -217,10 +210,10 @@ def find_complaints(
 
 
 def _action_span(policy: Policy) -> float | None:
-    """Return the range of the actions, before tanh for a squashed policy, or None without bounds."""
+    """Return the range of continuous actions, before tanh for a squashed policy, or None without bounds."""
     if policy.family.squashes:
         return 2.0
-    if policy.actions.kind == "discrete" or not policy.actions.low:
+    if not policy.actions.low:
         return None
     spans = np.array(policy.actions.high) - np.array(policy.actions.low)
     return float(spans.mean()) if np.isfinite(spans).all() else None
