@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -331,9 +332,10 @@ def test_a_part_that_does_not_fit_the_prior_is_refused(tmp_path: Path) -> None:
 
 
 def test_residual_q_learning_takes_no_parts() -> None:
-    training = pytest.importorskip("repolicy.rql.customizing")
+    customizing = pytest.importorskip("repolicy.rql.customizing")
+    request = SimpleNamespace(env="CartPole-v1?observe_critic=more", addons=())
     with pytest.raises(UsageError, match="names parts of a Dict, which Residual Q-learning does not take"):
-        training.make("CartPole-v1?observe_critic=more")
+        customizing._make_env(request)
 
 
 # With a dial ----------------------------------------------------------------------------------------------------------
