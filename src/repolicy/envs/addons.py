@@ -24,7 +24,6 @@ import numpy as np
 from repolicy.envs.names import parse_env_name
 from repolicy.envs.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered, info_entry
 from repolicy.envs.rollout import Rollout, StatefulAddon, Transitions
-from repolicy.envs.step import Info
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, reference_to
@@ -145,12 +144,12 @@ def check_env(requests: Sequence[str], env: str) -> None:
         if entry is None or ":" in env or not entry.envs:
             continue
         if without_version(env) not in entry.envs:
-            what = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
-            raise UsageError(f"{what}, which mean something else in {env}; {own}")
+            problem = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
+            raise UsageError(f"{problem}, which mean something else in {env}; {own}")
         moved = [key for key, value in parse_env_name(env)[1].items() if value != DEFAULT_LAYOUT.get(key, value)]
         if moved and entry.reads == "observation":
-            what = f"add-on {name!r} reads a place in the observation that {moved[0]} moves"
-            raise UsageError(f"{what}; leave that option out, or {own}")
+            problem = f"add-on {name!r} reads a place in the observation that {moved[0]} moves"
+            raise UsageError(f"{problem}; leave that option out, or {own}")
 
 
 Wish = str | Function | Sequence[str | Function]  # one add-on or several, by name or as functions
@@ -215,8 +214,8 @@ def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSou
         named = f"mean {getattr(reported, '__name__', 'metric')}"
         return own, function, weight, None if reported is None else (named, reported, lambda numbers: numbers)
     if bare not in REGISTERED:
-        what = f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}"
-        raise UsageError(f"{what}; name your own as module:function or file.py:function")
+        problem = f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}"
+        raise UsageError(f"{problem}; name your own as module:function or file.py:function")
     entry = REGISTERED[bare]
     function = _configured(bare, entry, options.removesuffix(")"))
     return name, function, weight, (entry.metric, function, entry.measure)
@@ -282,15 +281,16 @@ def enabling_option(request: str) -> str:
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:
+    """Make an add-on that ships with options such as `joint=bshin`."""
     parts = [part.strip() for part in options.split(",") if part.strip()]
     if not all("=" in part for part in parts):
         raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")
-    given = dict(part.split("=", 1) for part in parts)
-    known = inspect.signature(entry.make).parameters
-    for key in given:
-        if key not in known:
-            raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known) or 'none'}")
-    return entry.make(**given)
+    values = dict(part.split("=", 1) for part in parts)
+    known_options = inspect.signature(entry.make).parameters
+    for key in values:
+        if key not in known_options:
+            raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known_options) or 'none'}")
+    return entry.make(**values)
 
 
 # Limits in units that a user knows: `energy<=0.09`, `hind_leg<=0.25`, `my_rewards.py:speed_error<=0.1` ----------------
@@ -313,7 +313,7 @@ class Limit:
 
     @classmethod
     def of(cls, text: str) -> "Limit":
-        """Return what `NAME<=NUMBER` or `NAME>=NUMBER` says. Nothing is imported yet."""
+        """Parse `NAME<=NUMBER` or `NAME>=NUMBER`. Nothing is imported yet."""
         form = FORM.fullmatch(text.strip())
         if form is None or not math.isfinite(bound := as_number(form[3])):
             raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
@@ -327,12 +327,8 @@ class Limit:
         """What is measured; a function of the user's own is imported here."""
         if ":" in self.name or self.name.partition("(")[0] in REGISTERED:
             return combine_addons([self.name])
-        return Addon((self.name,), (self._told,), (1.0,))
-
-    def _told(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
-        return info_entry(
-            info, self.name, f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
-        )
+        why = f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
+        return Addon((self.name,), (lambda *arguments: info_entry(arguments[-1], self.name, why),), (1.0,))
 
     def values(self, rollout: Rollout, size: int | None = None, mean: bool = True) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all.
@@ -343,22 +339,22 @@ class Limit:
         return rollout.per_decision(measure(rollout.transitions.with_observation_size(size)), mean)
 
     def excess(self, value: Any) -> Any:
-        """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""
+        """Return by how much a mean exceeds the bound (negative if it is within); arrays of means work, too."""
         return self.sign * (value - self.bound)
 
 
-def parse_limits(wanted: str | Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
-    """Return the limits of one run, one or several; refused where two exclude or repeat each other, or have one name.
+def parse_limits(texts: str | Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
+    """Parse the limits of a run; raise if two contradict or repeat each other, or would have the same name.
 
-    Without `env`, no name means an add-on.
+    With `env`, check that add-ons among them were made for it.
     """
-    found = tuple(map(Limit.of, [wanted] if isinstance(wanted, str) else wanted))
-    check_env([limit.name for limit in found] if env else (), env or "")
-    for index, one in enumerate(found):
-        for other in found[:index]:
+    limits = tuple(map(Limit.of, [texts] if isinstance(texts, str) else texts))
+    check_env([limit.name for limit in limits] if env else (), env or "")
+    for index, one in enumerate(limits):
+        for other in limits[:index]:
             if one.name == other.name and (one.sign == other.sign or one.excess(other.bound) > 0):
-                what = "name the same side twice" if one.sign == other.sign else "contradict each other"
-                raise UsageError(f"the limits {other} and {one} {what}: leave one of them out")
-            if str(one) == str(other):  # by which they are held and reported
+                problem = "name the same side twice" if one.sign == other.sign else "contradict each other"
+                raise UsageError(f"the limits {other} and {one} {problem}: leave one of them out")
+            if str(one) == str(other):  # multipliers and reports go by this text
                 raise UsageError(f"limits on {other.name} and {one.name} would both be called {one}: rename a function")
-    return found
+    return limits

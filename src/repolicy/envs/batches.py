@@ -35,8 +35,8 @@ class EnvPoolEnvs(Batch):
         self.name, self.count = name, count
         plain, options = parse_env_name(name)
         if own := next((key for key in RESERVED_OPTIONS if key in options), ""):
-            what = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
-            raise UsageError(f"{what}: use --envs and --seed instead")
+            problem = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
+            raise UsageError(f"{problem}: use --envs and --seed instead")
         if filmed is not None:
             options |= {"render_mode": "rgb_array", "render_width": filmed[0], "render_height": filmed[1]}
         with in_one_sentence(f"environment {name!r} cannot be made", UsageError):
@@ -47,9 +47,9 @@ class EnvPoolEnvs(Batch):
             except TypeError:  # its own message is the whole signature
                 known = envpool.make_spec(plain).config._asdict()
                 wrong = next((key for key in options if key not in known), None)
-                what = f"does not take {options}: a value is of the wrong kind"
-                what = f"has no option {wrong!r}{nearest(wrong, known)}" if wrong else what
-                raise UsageError(f"environment {plain!r} {what}") from None
+                problem = f"does not take {options}: a value is of the wrong kind"
+                problem = f"has no option {wrong!r}{nearest(wrong, known)}" if wrong else problem
+                raise UsageError(f"environment {plain!r} {problem}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
 
@@ -161,8 +161,8 @@ class GymnasiumEnvs(Batch):
                 observation, *_ = self.call(one.step, one.env.action_space.sample())
             returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:
-                what = f"environment {self.name!r} returns observations of shape {returned} from {moment}"
-                raise RepolicyError(f"{what}, but its observation space says {declared}")
+                problem = f"environment {self.name!r} returns observations of shape {returned} from {moment}"
+                raise RepolicyError(f"{problem}, but its observation space says {declared}")
 
 
 class _One:
@@ -176,8 +176,10 @@ class _One:
         ENV_CALL.index = self.index
         answer = self.env.reset(seed=seed)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            what = f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info)"
-            raise RepolicyError(f"{what}: old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both")
+            raise RepolicyError(
+                f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info): "
+                "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both"
+            )
         return answer[0]
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -242,9 +244,9 @@ def check_copies(made: Any, name: str) -> None:
         action, other_action = made.action_space.sample(), made.action_space.sample()
         disturbing, copied = clone_env(made, {}), clone_env(made, {})
         disturbing.step(other_action)  # must not change `made`
-        found, *_ = copied.step(action)
+        observation, *_ = copied.step(action)
         expected, _, terminated, truncated, _ = made.step(action)
-        if not np.array_equal(flatten_observations(found, 1), flatten_observations(expected, 1), equal_nan=True):
+        if not np.array_equal(flatten_observations(observation, 1), flatten_observations(expected, 1), equal_nan=True):
             raise UsageError(f"environment {name!r} cannot be copied: a copy goes elsewhere than it does")
         if terminated or truncated:
             made.reset()

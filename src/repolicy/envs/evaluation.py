@@ -180,10 +180,10 @@ def evaluate(
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
-        found = open_policy_in_env(env, agent, Options(), trust)
-        agent, prior = cast(Agent, found.agent), prior or found.prior
-        env = env or env_from_card(found.card, found.path, trust)
-        addon = addons_from_card(found.card, found.path, trust) if addon is None else addon
+        opened = open_policy_in_env(env, agent, Options(), trust)
+        agent, prior = cast(Agent, opened.agent), prior or opened.prior
+        env = env or env_from_card(opened.card, opened.path, trust)
+        addon = addons_from_card(opened.card, opened.path, trust) if addon is None else addon
     if not hasattr(agent, "observation_size"):
         remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
         raise UsageError(f"the first argument is a {type(agent).__name__}, and no policy; {remedy}")
@@ -210,7 +210,7 @@ def evaluate(
 
 
 def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
-    """Return whose environments are meant; where nobody says, those that a planner among the agents copies."""
+    """Return the backend; for "auto", that of the environments that a planner among the agents copies."""
     planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
     return next(planners, backend) if backend == "auto" else backend
 
@@ -306,24 +306,25 @@ def step_quantities(
     entropy_of: Policy | None,
 ) -> dict[str, np.ndarray]:
     """Return the quantities to sum over episodes, by name, for each step `[T, N]`."""
-    found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
+    quantities = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
+    quantities["log_policy"] = rollout.log_probs.numpy()
     if scorer is not None:
-        found["log_prior"] = scorer(*rollout.prior_inputs).numpy()
+        quantities["log_prior"] = scorer(*rollout.prior_inputs).numpy()
     if entropy_of is not None:
-        found["entropy"] = entropy_of(torch.from_numpy(rollout.observations[:-1])).entropy().numpy()
+        quantities["entropy"] = entropy_of(torch.from_numpy(rollout.observations[:-1])).entropy().numpy()
     if addon is not None:
         rewards = [rollout.per_decision(reward) for reward in addon.weighted_rewards(rollout.transitions)]
-        found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
+        quantities["addon"] = sum(rewards, np.zeros_like(rollout.basic))
         if addon.metric_source:
-            found["metric"] = rollout.per_decision(addon.metric(rollout.transitions))
+            quantities["metric"] = rollout.per_decision(addon.metric(rollout.transitions))
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
-            found[OF_ADDON + title] = found.get(OF_ADDON + title, 0.0) + reward
-    found |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
+            quantities[OF_ADDON + title] = quantities.get(OF_ADDON + title, 0.0) + reward
+    quantities |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
     if rollout.chunks:
-        found["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])
+        quantities["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])
     if familiarity is not None:
-        found["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
-    return found
+        quantities["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
+    return quantities
 
 
 class EpisodeSums:

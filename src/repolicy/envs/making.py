@@ -64,10 +64,10 @@ def _uses_envpool(name: str, backend: Backend) -> bool:
     return names.parse_env_name(name)[0] in names.envpool_names()
 
 
-def wrap_decoder(envs: Envs, name: str, after_step: Callable[[bool], None] | None = None) -> Envs:
+def wrap_decoder(envs: Envs, name: str, on_step: Callable[[bool], None] | None = None) -> Envs:
     """Return the environments, wrapped in `NoiseEnvs` if their name has a decoder."""
     decoder = names.decoder_options(name)
-    return envs if decoder is None else NoiseEnvs(envs, load_decoder(*decoder), name, after_step)
+    return envs if decoder is None else NoiseEnvs(envs, load_decoder(*decoder), name, on_step)
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,11 @@ def hind_leg(joint: str = "bthigh") -> Function:
 def on_command() -> Function:
     """−|commanded velocity − velocity|², ahead, aside and in turning, as the robot itself observes it: do as told."""
 
-    def tracking(
-        observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
-    ) -> np.ndarray:
+    def reward(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
         velocity, command = next_observations[:, [0, 1, 5]], observations[:, 45:48]
         return -np.square(velocity - command).sum(axis=1)  # type: ignore[no-any-return]
 
-    return tracking
+    return reward
 
 
 def _from_next_observation(description: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:

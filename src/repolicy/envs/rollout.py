@@ -47,11 +47,6 @@ class Transitions(NamedTuple):
         return Transitions(*arrays, info, self.past)
 
 
-def all_arguments(step: Transitions) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
-    """Return observations, actions, next observations and info: the arguments of an add-on without state."""
-    return step[:4]
-
-
 @dataclass(frozen=True)
 class StatefulAddon:
     """An add-on that remembers earlier steps of an episode; `make` returns an object that holds this memory.
@@ -61,7 +56,7 @@ class StatefulAddon:
     """
 
     make: Callable[[], Any]
-    reads: Callable[[Transitions], Any] = all_arguments
+    reads: Callable[[Transitions], Any] = itemgetter(slice(4))  # all fields but `past`
 
 
 @dataclass
@@ -255,8 +250,8 @@ class Collector:
         """Raise if an observation is not finite: later the error would appear in the actions, far from its cause."""
         if not np.isfinite(observations).all():
             n = np.flatnonzero(~np.isfinite(observations).all(-1))[0]
-            what = f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}"
-            raise NumericError(f"{what}, after {self._lengths[n]} steps of an episode)")
+            message = f"environment {n} of {self.envs.name!r} returned an observation that is not finite"
+            raise NumericError(f"{message} (rollout step {t}, after {self._lengths[n]} steps of an episode)")
 
     def _truncate_due(self, step: Step, episodes: Episodes) -> Step:
         """Record ended episodes, and return the step with those truncated that reached a limit of the collector.

@@ -88,12 +88,10 @@ class NoiseEnvs:
     """The environments `envs`, in which each action is the noise that a decoder turns into a chunk of actions.
 
     If an episode ends within a chunk, the rest is not executed: the environment is reset for the next decision.
-    `after_step` is called after each step of the first environment with whether its episode has ended, for films.
+    `on_step` is called after each step of the first environment with whether its episode has ended, for films.
     """
 
-    def __init__(
-        self, envs: Envs, decoder: Decoder, name: str, after_step: Callable[[bool], None] | None = None
-    ) -> None:
+    def __init__(self, envs: Envs, decoder: Decoder, name: str, on_step: Callable[[bool], None] | None = None) -> None:
         self.envs, self.decoder, self.name = envs, decoder, name
         self.count, self.backend = envs.count, envs.backend
         if envs.actions.kind != "continuous":
@@ -101,7 +99,7 @@ class NoiseEnvs:
         self.actions = ActionSpace("continuous", (decoder.noise,))
         self.observation_size, self.groups = envs.observation_size, envs.groups
         self.limit = None if envs.limit is None else -(-envs.limit // decoder.chunk)
-        self._after_step = after_step
+        self._on_step = on_step
 
     def reset(self) -> np.ndarray:
         self._current = self.envs.reset()
@@ -119,8 +117,8 @@ class NoiseEnvs:
             before.append(steps[-1].observations)
             counts.append(~ended)
             ended = ended | steps[-1].terminated | steps[-1].truncated
-            if self._after_step is not None and counts[-1][0]:
-                self._after_step(bool(ended[0]))
+            if self._on_step is not None and counts[-1][0]:
+                self._on_step(bool(ended[0]))
         chunk = Chunk(
             np.stack(before[:-1]), decoded, np.stack([step.final for step in steps]),
             stack_infos([step.info for step in steps]), np.stack(counts),

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from repolicy.envs import (
     Collector,
@@ -263,18 +262,15 @@ class Segments:
             return self.measure_prior()
         tensors, numbers, complaints = checkpoint
         try:
-            self.load_checkpoint(tensors, numbers)
+            self.worker.restore(tensors, numbers)
+            self.segment = numbers["segment"]
+            if "candidate" in numbers:
+                policy = frozen(self.worker.learner.policy)
+                policy.load_state_dict({name: tensors[f"candidate.{name}"] for name in policy.state_dict()})
+                self.candidate = Candidate(policy, **numbers["candidate"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
         return complaints
-
-    def load_checkpoint(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        self.worker.restore(tensors, numbers)
-        self.segment = numbers["segment"]
-        if "candidate" in numbers:
-            policy = frozen(self.worker.learner.policy)
-            policy.load_state_dict({name: tensors[f"candidate.{name}"] for name in policy.state_dict()})
-            self.candidate = Candidate(policy, **numbers["candidate"])
 
     def measure_prior(self) -> list[str]:
         """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""

@@ -130,8 +130,8 @@ class RunFolder:
         _, header, _ = latest
         began = self._parse_request(header.get("request", request), self._checkpoints)
         if edited := list(describe_changes(_as_json(began), request)):
-            what = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
-            raise FileError(f"{what}; put it back, or begin a run of its own in another --out")
+            problem = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
+            raise FileError(f"{problem}; put it back, or begin a run of its own in another --out")
         others = list(describe_changes(header.get("versions", versions), versions))
         notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
         if not os.path.lexists(self.metrics):
@@ -172,8 +172,8 @@ class RunFolder:
                 if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
-                what = f"another run is at work in {self.path}"
-                raise FileError(f"{what}; wait for it, or choose another --out") from None
+                problem = f"another run is at work in {self.path}"
+                raise FileError(f"{problem}; wait for it, or choose another --out") from None
             yield
             new_lock = False
         finally:
@@ -198,7 +198,7 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def unfinished_notice(self, request: Request) -> str:
-        """Return a sentence that says how far an unfinished run is; empty for a finished one."""
+        """Return a sentence on how far an unfinished run is; empty for a finished one."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
         wanted = request.settings.steps
         if done >= wanted:

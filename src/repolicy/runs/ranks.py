@@ -178,8 +178,8 @@ class Siblings:
 def check_count(count: int) -> None:
     """Raise if `launch_ranks` cannot start this number of ranks."""
     if count > 1 and not shares_memory():
-        what = f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ..."
-        raise UsageError(f"{what}; or do with --ranks 1")
+        command = f"torchrun --nproc-per-node {count} -m repolicy ..."
+        raise UsageError(f"on {platform.machine()} several ranks need torchrun: {command}; or do with --ranks 1")
 
 
 # The first line of a child's program: it runs before the slow imports.
