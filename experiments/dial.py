@@ -175,11 +175,11 @@ def objective(measured: Row, request: dict[str, Any], omega: float) -> float:
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
     """Return the area that the points dominate, above the worst value of each return."""
-    hypervolume_share, best = 0.0, worst[1]
+    area, best = 0.0, worst[1]
     for x, y in sorted(points, reverse=True):
-        hypervolume_share += max(0.0, x - worst[0]) * max(0.0, y - best)
+        area += max(0.0, x - worst[0]) * max(0.0, y - best)
         best = max(best, y)
-    return hypervolume_share
+    return area
 
 
 def mean_returns(measured: Row) -> tuple[float, float]:
@@ -269,9 +269,8 @@ def draw(found: list[Row], path: Path) -> None:
         basic, addon = zip(*map(mean_returns, points["positions"]), strict=True)
         axis.plot(basic, addon, "o", color="#b5532a", fillstyle="none", label="trained alone")
         for each in points["positions"]:
-            axis.annotate(
-                f"{each['at']:g}", mean_returns(each), textcoords="offset points", xytext=(-22, -10), fontsize=8
-            )
+            place = {"textcoords": "offset points", "xytext": (-22, -10)}
+            axis.annotate(f"{each['at']:g}", mean_returns(each), fontsize=8, **place)
         axis.plot(*mean_returns(points["prior"]), "s", color="#777777", label="prior")
         task = TASKS[points["task"]]
         axis.set(xlabel="old reward, of an episode (never read)", ylabel=f"the wish: {task.addon}")

@@ -90,11 +90,10 @@ def finish_run(name: str, seed: int, runs: Path) -> RunFolder:
     if task.rough:
         settings = replace(settings, learning_rate=0.01, schedule="constant", target_kl=None)
     if task.prior:
-        campaign.require_finished(
-            customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
-        )
+        result = customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
     else:
-        campaign.require_finished(train(task.env, task.objective, out, settings, resume=True))
+        result = train(task.env, task.objective, out, settings, resume=True)
+    campaign.require_finished(result)
     return RunFolder(out)
 
 

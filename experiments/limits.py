@@ -59,9 +59,8 @@ def measure_cheetah(options: str, folder: Path) -> Row:
 def measure_go1(options: str, folder: Path) -> Row:
     """Customize the Go1; return the kept share of the old return, the saved power, the errors and the falls."""
     command = campaign.run_customize([*options.split(), *TRAINING], folder)
-    before, after = (
-        real_robot.measure(find_policy(policy), real_robot.ENV, EPISODES, True) for policy in ("playground:go1", folder)
-    )
+    policies = find_policy("playground:go1"), find_policy(folder)
+    before, after = (real_robot.measure(policy, real_robot.ENV, EPISODES, True) for policy in policies)
     kept, saved = after["basic"][0] / before["basic"][0], 1.0 - after["energy"][0] / before["energy"][0]
     row: Row = {"command": command, "versions": versions()}
     return row | after | {"kept": round(kept, 4), "saved": round(saved, 4)}

@@ -184,9 +184,8 @@ def measure_best_of(task: str, runs: Path, wish: str, count: int) -> Row:
                 predicted[..., HAND] += 0.01 * chunks[..., :3].cumsum(2)
                 to_object = observations[:, OBJECT][:, :2] - observations[:, HAND][:, :2]
                 is_far = np.linalg.norm(to_object, axis=1) > NEAR
-                worth = (
-                    sides(predicted).sum(2) - is_far[:, None] * predicted[:, :, -1, 0]
-                )  # of equal ones, further left
+                tie_break = -is_far[:, None] * predicted[:, :, -1, 0]  # further left
+                worth = sides(predicted).sum(2) + tie_break
             for actions in chunks[rows, worth.argmax(1)].swapaxes(0, 1)[: LENGTH - CHUNK * decision]:
                 step = envs.step(actions)
                 for row, reward in enumerate((left, gentle, success)):
@@ -202,9 +201,8 @@ def measure_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, se
 
     _, name = noise_prior(str(make_flow(task, runs)), NOISE, CHUNK, env_name(task))
     start = time.process_time()
-    model, decisions = train_dsrl(
-        make_envs(name, DSRL_ENVS, seed), combine_addons([WISHES[wish]]), seed, STEPS, gradients, seconds
-    )
+    envs, addon = make_envs(name, DSRL_ENVS, seed), combine_addons([WISHES[wish]])
+    model, decisions = train_dsrl(envs, addon, seed, STEPS, gradients, seconds)
     seconds, acts = time.process_time() - start, [NoiseActor(model, by_mean) for by_mean in (False, True)]
     row = play_both_ways(acts, lambda: make_envs(name, EPISODES, EVALUATION_SEED))
     nats = {"nats_an_episode": round(acts[0].nats, 3)}
@@ -258,18 +256,16 @@ def measurements(runs: Path) -> campaign.Measurements:
         for task in TASKS:
             add_run(f"{task}/left, greedy/0", f"--addon {WISHES['left']} --objective greedy")
         for budget in BUDGETS:
-            add_run(
-                f"pickplace/gentle, {budget:g} nats a decision/0", f"--addon {WISHES['gentle']} --kl-budget {budget:g}"
-            )
+            wish = f"--addon {WISHES['gentle']} --kl-budget {budget:g}"
+            add_run(f"pickplace/gentle, {budget:g} nats a decision/0", wish)
         for omega in OMEGAS:
             add_run(f"push/left, omega {omega:g}/0", f"--addon {WISHES['left']} --omega {omega:g}")
     for seed in range(2):
         for name, how in DSRL.items():
             found[f"push/left, DSRL, equal {name}/{seed}"] = partial(measure_dsrl, "push", runs, "left", seed, *how)
         for scale in (0.1, 0.5):
-            found[f"push/left, residual {scale:g}/{seed}"] = partial(
-                measure_residual, "push", runs, "left", seed, scale
-            )
+            key = f"push/left, residual {scale:g}/{seed}"
+            found[key] = partial(measure_residual, "push", runs, "left", seed, scale)
     for (name, count), task in product(WEAK_DEMONSTRATIONS.items(), TASKS):
         for scale in (1.0, 0.5, 0.0):
             found[f"{task}/{name}, noise {scale:g}/0"] = partial(measure_noise_scale, task, runs, count, scale)

@@ -54,7 +54,6 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Return the name of the run's folder."""
         return self.key.replace("/", "-").replace("?", "-")
 
     @property
@@ -121,8 +120,7 @@ def train_run(run: Run, folder: Path) -> Row:
     request, steps = RunFolder(folder, Request, ResidualQLearning).load_request(), log["steps"][-1]
     row: Row = {"command": run.command, "request": request.as_dict(), "steps": steps}
     row["seconds"] = round(total_seconds(log["seconds"]), 1)
-    # After an interruption, the speed is that of the last attempt.
-    speed = round((steps - start_steps) / cpu_seconds) if steps != start_steps else None
+    speed = round((steps - start_steps) / cpu_seconds) if steps != start_steps else None  # of the last attempt
     return row | {"steps_per_cpu_second": speed, "curve": thin_curve(log)}
 
 
@@ -175,7 +173,6 @@ def evaluate_policy(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def machine_info() -> dict[str, Any]:
-    """Return the processor's model, the number of cores and the system."""
     model = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -139,12 +139,13 @@ def measure_customized(plan: Plan, file: Path, steps: int) -> Row:
         out = file.with_name(f"{file.stem}-{name}-{steps}")
         settings = {"steps": steps, "ranks": 1, "seed": plan.seed}
         start = time.perf_counter()
-        done = campaign.require_finished(
-            customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
-        )
+        result = customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
+        campaign.require_finished(result)
         row[f"seconds_{name}"] = round(time.perf_counter() - start, 1)
-        row[name] = summarize(done.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED))
-        row[f"{name}_sampled"] = summarize(done.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED, deterministic=False))
+        row[name] = summarize(result.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED))
+        row[f"{name}_sampled"] = summarize(
+            result.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED, deterministic=False)
+        )
     return row
 
 

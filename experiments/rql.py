@@ -79,10 +79,8 @@ def table(found: Rows) -> str:
                 for part in ("basic", "addon", "total"):
                     each = values(rows, method, "mean", part)
                     cells.append(f"{mean(each):,.1f}" + (f" ± {stdev(each):,.1f}" if len(each) > 1 else ""))
-                cells += [
-                    relative_return(rows, method, "prior", "basic"),
-                    relative_return(rows, method, "full", "total"),
-                ]
+                for reference, part in (("prior", "basic"), ("full", "total")):
+                    cells.append(relative_return(rows, method, reference, part))
                 sampled = values(rows, method, "sampled", "total")
                 cells.append(f"{mean(sampled):,.1f}" if sampled else "")
                 lines.append([task if method == "prior" else "", label, *cells])

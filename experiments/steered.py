@@ -70,9 +70,8 @@ def train_dsrl(envs: Envs, wish: Addon, seed: int, decisions: int, gradients: in
     # Fill the buffer with decisions of the flow itself, whose noise is N(0, I).
     random, observations = np.random.default_rng(seed), host_envs.reset()
     for _ in range(RANDOM_DECISIONS // envs.count):
-        noise = (
-            random.standard_normal((envs.count, envs.actions.width)).astype(np.float32).clip(-NOISE_BOUND, NOISE_BOUND)
-        )
+        noise = random.standard_normal((envs.count, envs.actions.width)).astype(np.float32)
+        noise = noise.clip(-NOISE_BOUND, NOISE_BOUND)
         following, rewards, dones, infos = host_envs.step(noise)
         last = [info.get("terminal_observation", row) for info, row in zip(infos, following, strict=True)]
         model.replay_buffer.add(observations, np.stack(last), noise / NOISE_BOUND, rewards, dones, infos)

@@ -90,13 +90,10 @@ def by_default() -> str:
     rows, lines = read_ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = heavy.TASKS[name]
-        policies = {
-            "prior": [rows[f"{name}/prior/0"]],
-            f"the paper's ω′ {PAPERS[task.prior].omega}": [
-                row for key, row in rows.items() if key.startswith(f"{name}/paper/")
-            ],
-            "**by default**": longest_default_runs(rows, name),
-        }
+        policies = {"prior": [rows[f"{name}/prior/0"]]}
+        paper_runs = [row for key, row in rows.items() if key.startswith(f"{name}/paper/")]
+        policies |= {f"the paper's ω′ {PAPERS[task.prior].omega}": paper_runs}
+        policies |= {"**by default**": longest_default_runs(rows, name)}
         for policy, runs in policies.items():
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             title = f"{task.prior}, {task.addon}" if policy == "prior" else ""
@@ -140,9 +137,8 @@ def nat_worth() -> str:
     for row in sorted(read_rows("nat_worth.jsonl"), key=lambda row: str(row["key"])):
         cells = [f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", f"**{row['value']:.3f}** ± {row['error']:.3f}"]
         lines.append([row["key"].split()[0], *cells, str(row["episodes"])])
-    return markdown_table(
-        ["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines
-    )
+    headings = ["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"]
+    return markdown_table(headings, lines)
 
 
 def adapters() -> str:

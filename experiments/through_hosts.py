@@ -46,9 +46,8 @@ def train_with_engine(prior: str, seed: int, steps: int) -> Policy:
     env, addon = TASKS[prior]
     settings = replace(customize_defaults(prior), steps=steps, seed=seed, ranks=1)  # updates as large as the hosts'
     with tempfile.TemporaryDirectory() as folder:
-        result = campaign.require_finished(
-            customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env)
-        )
+        result = customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env)
+        campaign.require_finished(result)
         return load_policy(RunFolder(result.folder).last_policy)  # the hosts too return their last policy
 
 
@@ -95,9 +94,8 @@ def measure(host: str, prior: str, seed: int, steps: int) -> Row:
     sampled = evaluate(policy, TASKS[prior][0], 20, prior=load_policy(prior), deterministic=False, seed=12345)
     assert sampled.log_prior is not None
     nats = float(np.sum(sampled.log_policy - sampled.log_prior) / np.sum(sampled.lengths))
-    return {"host": host, "prior": prior, "seed": seed, "nats": round(nats, 2)} | evaluate_returns(
-        policy, *TASKS[prior]
-    )
+    row: Row = {"host": host, "prior": prior, "seed": seed, "nats": round(nats, 2)}
+    return row | evaluate_returns(policy, *TASKS[prior])
 
 
 def evaluate_returns(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:

@@ -1,4 +1,4 @@
-"""Robots of mjlab, customized by `examples/mjlab_residual.py`: the old reward, the wish, falls, and the curves.
+"""Customize robots of mjlab by `examples/mjlab_residual.py`; measure the old reward, the wish, falls and curves.
 
     train Mjlab-Velocity-Flat-Unitree-Go1 --env.scene.num-envs 4096 \\
         --agent.max-iterations 400 --agent.logger tensorboard
@@ -9,8 +9,8 @@ in an environment with mjlab. The example's cart needs no GPU (`--gpu-ids None` 
     python -m experiments.walking --robot cart --prior logs/rsl_rl/cartpole/RUN/model_50.pt \\
         --runs to_the_right/0 to_the_right/1 --iterations 100 --envs 128
 
-A line of the ledger for the prior and for each run: its last policy's mean action in one episode of 1,024 robots, its
-curves, and what an iteration took.
+The ledger has a row for the prior and for each run: one episode of 1,024 robots with the last policy's mean action, the
+curves, and the seconds of an iteration.
 """
 
 import runpy
@@ -31,8 +31,8 @@ ROBOTS = {  # mjlab's task, and its folder of runs
     "go1": ("Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"),
     "cart": ("Mjlab-Cartpole-Balance", "cartpole"),
 }
-PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO, begun as the prior
-RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wish
+PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO that starts from the prior
+RUNS: dict[str, dict[str, Any]] = {  # settings beside the prior and the wish
     "less_power": {},
     "to_the_right": {},
     "few_minibatches": {"num_mini_batches": 4},
@@ -51,14 +51,14 @@ def example_settings(task: str, prior: str) -> Any:
 
 
 def speed_error(env: Any) -> torch.Tensor:
-    """Return how far the velocity over ground is from the commanded one, in m/s, `[N]`."""
-    wanted = env.command_manager.get_command("twist")[:, :2]
-    return (wanted - env.scene["robot"].data.root_link_lin_vel_b[:, :2]).norm(dim=-1)
+    """Return the error of the velocity over ground in m/s, `[N]`."""
+    commanded = env.command_manager.get_command("twist")[:, :2]
+    return (commanded - env.scene["robot"].data.root_link_lin_vel_b[:, :2]).norm(dim=-1)
 
 
 @torch.inference_mode()
 def evaluate(robot: str, checkpoint: Path, envs: int) -> Row:
-    """Return means over one episode of each robot by the mean action; the old reward's terms are a second's."""
+    """Return means over one episode per robot with the mean action; reward terms are per second."""
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.managers.metrics_manager import MetricsTermCfg
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
@@ -85,10 +85,10 @@ def evaluate(robot: str, checkpoint: Path, envs: int) -> Row:
         first &= dones == 0
     env.close()
     steps = (sums / lengths.unsqueeze(-1)).T
-    found = {name: mean_and_error(steps[at]) for at, name in enumerate(names)}
+    terms_and_metrics = {name: mean_and_error(steps[index]) for index, name in enumerate(names)}
     returns = sums[:, : len(terms.active_terms)].sum(-1) * env.unwrapped.step_dt
     row = {"return": mean_and_error(returns), "length": mean_and_error(lengths), "falls": falls, "robots": envs}
-    return row | found
+    return row | terms_and_metrics
 
 
 def mean_and_error(values: torch.Tensor) -> list[float]:
@@ -96,16 +96,16 @@ def mean_and_error(values: torch.Tensor) -> list[float]:
 
 
 def read_curves(folder: Path) -> Row:
-    """Return a run's curves, some 30 points of each, and the median seconds of an iteration once the actor learns."""
+    """Return about 30 points of each curve of a run, and the median seconds of the later half of its iterations."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    told = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    every = max(1, max(map(len, told.values()), default=1) // 30)
-    curves = {name: [float(f"{value:.4g}") for value in told.get(tag, ())[::every]] for name, tag in CURVES.items()}
-    lasting = {name: told[tag][len(told[tag]) // 2 :] for name, tag in TIMES.items() if tag in told}
-    seconds = {name: round(median(each), 3) for name, each in lasting.items()}
-    row = {"iterations": max(map(len, told.values()), default=0), "seconds": seconds}
+    scalars = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    every = max(1, max(map(len, scalars.values()), default=1) // 30)
+    curves = {name: [float(f"{value:.4g}") for value in scalars.get(tag, ())[::every]] for name, tag in CURVES.items()}
+    times = {name: scalars[tag] for name, tag in TIMES.items() if tag in scalars}
+    seconds = {name: round(median(each[len(each) // 2 :]), 3) for name, each in times.items()}
+    row = {"iterations": max(map(len, scalars.values()), default=0), "seconds": seconds}
     return row | {"curves": curves | {"every": every}}
 
 
@@ -114,20 +114,21 @@ def train(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: 
     from mjlab.scripts.train import launch_training
     from mjlab.tasks.registry import load_rl_cfg
 
-    (task, folder), named = ROBOTS[robot], RUNS[name]
+    (task, folder), settings = ROBOTS[robot], RUNS[name]
     config = example_settings(task, str(prior))
-    usual = asdict(load_rl_cfg(task).algorithm) if "critic_warmup" in named else {}  # PPO as mjlab has it
-    config.agent.algorithm = usual | config.agent.algorithm | named
+    defaults = asdict(load_rl_cfg(task).algorithm) if "critic_warmup" in settings else {}  # mjlab's own PPO
+    config.agent.algorithm = defaults | config.agent.algorithm | settings
     config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
     config.agent.max_iterations, config.env.scene.num_envs = iterations, envs
     launch_training(task, config)
     return max(Path("logs/rsl_rl", folder).glob(f"*_{name}_{seed}/model_{iterations - 1}.pt"))
 
 
-def measure(robot: str, checkpoint: Path, robots: int, **told: Any) -> Row:
+def measure(robot: str, checkpoint: Path, robots: int, **more: Any) -> Row:
+    """Evaluate a checkpoint; `more` becomes part of the row."""
     packages = {name: version(name) for name in ("mjlab", "rsl-rl-lib", "mujoco-warp", "warp-lang", "torch")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    row = {"device": device, "packages": packages, "policy": file_sum(checkpoint)} | told
+    row = {"device": device, "packages": packages, "policy": file_sum(checkpoint)} | more
     return row | evaluate(robot, checkpoint, robots) | read_curves(checkpoint.parent)
 
 
@@ -143,9 +144,9 @@ def train_and_measure(robot: str, name: str, seed: int, prior: Path, iterations:
 )  # fmt: skip
 def main(options: campaign.Options) -> campaign.Measurements:
     size = (options.prior, options.iterations, options.envs, options.robots)
-    among = options.group or ("" if options.robot == "go1" else f"{options.robot}/")
-    wanted = {f"{among}prior": partial(measure, options.robot, options.prior, options.robots, envs=options.envs)}
-    for each in options.runs:
-        name, _, seed = each.partition("/")
-        wanted[f"{among}{each}"] = partial(train_and_measure, options.robot, name, int(seed), *size)
-    return wanted
+    group = options.group or ("" if options.robot == "go1" else f"{options.robot}/")
+    work = {f"{group}prior": partial(measure, options.robot, options.prior, options.robots, envs=options.envs)}
+    for key in options.runs:
+        name, _, seed = key.partition("/")
+        work[f"{group}{key}"] = partial(train_and_measure, options.robot, name, int(seed), *size)
+    return work

@@ -159,12 +159,9 @@ def measure_preferences(runs: Path, features: str, seed: int) -> Row:
     random = np.random.default_rng(seed)
     prior = open_policy(CHEETAH.prior)
     with one_thread():
-        pool = candidates(
-            prior.agent, fingerprint(prior.path), CHEETAH.env, POOL, STEPS, NOISE, LATEST_START, 10_000 * seed
-        )
-        fresh = candidates(
-            prior.agent, fingerprint(prior.path), CHEETAH.env, 200, STEPS, NOISE, LATEST_START, 900_000 + seed
-        )
+        source, clips = (prior.agent, fingerprint(prior.path), CHEETAH.env), (STEPS, NOISE, LATEST_START)
+        pool = candidates(*source, POOL, *clips, 10_000 * seed)
+        fresh = candidates(*source, 200, *clips, 900_000 + seed)
         answers = answer_pairs(pool, random)
         random_pairs = pool.select([*range(ANSWERS)])
         curve: dict[str, list[float]] = {"random": [], "chosen": []}
@@ -326,7 +323,6 @@ def main(options: campaign.Options) -> campaign.Measurements:
         work |= {f"prefer/{name}/{seed}": partial(measure_preferences, options.runs, name, seed) for name in FEATURES}
         for kind, task in TAKEOVERS.items():
             if kind != "highway" or options.only != [""]:  # its simulator is slow: only if it is named
-                work |= {
-                    f"{kind}/{arm}/{seed}": partial(measure_takeovers, options.runs, arm, seed, task) for arm in ARMS
-                }
+                for arm in ARMS:
+                    work[f"{kind}/{arm}/{seed}"] = partial(measure_takeovers, options.runs, arm, seed, task)
     return work

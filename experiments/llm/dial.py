@@ -49,10 +49,9 @@ def run(job: Job, priors: Path) -> Row:
 
     anchors, targets = ([residual(omega, job["alpha"]) for omega in job[name]] for name in ("anchors", "omegas"))
     next_tokens = [tables(toy, load(folder)[0]), *map(anchor, anchors)]
-    found = [
-        compare_with_optimum(toy, target, log_prior, dialed_log_probs(toy, target, anchors, next_tokens))
-        for target in targets
-    ]
+    policies = [dialed_log_probs(toy, target, anchors, next_tokens) for target in targets]
+    pairs = zip(targets, policies, strict=True)
+    found = [compare_with_optimum(toy, target, log_prior, policy) for target, policy in pairs]
     return {name: [each[name] for each in found] for name in ("after", "best")}
 
 

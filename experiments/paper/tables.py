@@ -45,10 +45,8 @@ def summary(results: Results, findings: Sequence[Finding]) -> Rows:
     for task, name in ENVIRONMENTS.items():
         row = [name]
         for variant in ("soft", "residual"):
-            row += [
-                format_number(printed.value(task, variant, main_return(variant)[0])),
-                format_pooled(main_scores(results, task, variant)),
-            ]
+            row.append(format_number(printed.value(task, variant, main_return(variant)[0])))
+            row.append(format_pooled(main_scores(results, task, variant)))
         others = {each: main_scores(results, task, each) for each in NAMES if each not in ("soft", "residual")}
         means = {each: scores.pooled[0] for each, scores in others.items() if scores is not None}
         more = sum(mean > printed.value(task, each, main_return(each)[0]) for each, mean in means.items())
@@ -96,12 +94,8 @@ def customizing(results: Results) -> Rows:
             paper = dict(zip(printed.PARTS, printed.CUSTOMIZED[task][variant], strict=True))
             total, sampled = scores["total_reward"], results.scores(task, variant, "total_reward", "last", "sampled")
             row = [ENVIRONMENTS[task], NAMES[variant], format_seeds(results, total)]
-            row += [
-                format_mean_std(paper["total_reward"]),
-                format_pooled(total),
-                format_iqm(total),
-                format_pooled(sampled),
-            ]
+            row += [format_mean_std(paper["total_reward"]), format_pooled(total)]
+            row += [format_iqm(total), format_pooled(sampled)]
             for part in ("basic_reward", "metric", "addon_reward"):
                 row += [format_mean_std(paper[part]), format_pooled(scores[part])]
             rows.append(row)
@@ -114,9 +108,8 @@ def best_policies(results: Results) -> Rows:
     for task in TASKS:
         for variant in [name for name in NAMES if name != "prior"]:  # a prior has one policy
             part, label = main_return(variant)
-            cells = [
-                format_pooled(results.scores(task, variant, part, "best", action)) for action in ("mean", "sampled")
-            ]
+            scores = [results.scores(task, variant, part, "best", action) for action in ("mean", "sampled")]
+            cells = [*map(format_pooled, scores)]
             if cells[0] != NOT_MEASURED:
                 rows.append([ENVIRONMENTS[task], NAMES[variant], label, *cells])
     return headings, blank_repeats(rows)
