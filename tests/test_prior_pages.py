@@ -58,7 +58,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "STEPS", 4)):
+    for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "MIN_STEPS", 4)):
         monkeypatch.setattr(module, name, few)
     monkeypatch.setattr(imitation, "TRIAL_EPISODES", 2)
     for module, name in ((cloning, "MAX_EPISODE_STEPS"), (evaluation, "EPISODE_CAP"), (worth, "MAX_EPISODE_STEPS")):

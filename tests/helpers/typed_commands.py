@@ -63,8 +63,8 @@ def with_few_states(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(value, "BLOCKS", 3)
 
 
-def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
+def worked(jobs: Sequence[Job], start: Any, at_once: int, on_end: Callable[[Job, str], None], on_poll: Any) -> None:
     """Train a sweep's points here, one after the other, in place of other processes."""
     for job in jobs:
         cli.main([*job.program[job.program.index("repolicy") + 1 :]])
-        ended(job, "")
+        on_end(job, "")

@@ -35,13 +35,13 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     black = encode_film([np.zeros((320, 480, 3), np.uint8)] * 9, 25, "mp4")
     monkeypatch.setattr(report, "render_films", lambda shots, say: [black] * len(shots))
 
-    def here(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
+    def here(jobs: Sequence[Job], start: Any, at_once: int, on_end: Callable[[Job, str], None], on_poll: Any) -> None:
         for job in jobs:
             try:
-                worked([job], start, at_once, ended, watch)
+                worked([job], start, at_once, on_end, on_poll)
             except SystemExit:
                 said = capsys.readouterr().err.splitlines()
-                ended(job, next(line for line in said if line.startswith("repolicy: ")))
+                on_end(job, next(line for line in said if line.startswith("repolicy: ")))
 
     monkeypatch.setattr(sweep, "run_jobs", here)
     prior, settings, out = tmp_path / "prior.safetensors", tmp_path / "settings.json", tmp_path / "sweep"
