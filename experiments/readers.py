@@ -104,8 +104,8 @@ def table(found: list[Row]) -> str:
     cells = []
     for library in ("sb3", *OTHERS):
         rows = [row for row in found if row["library"] == library and "failed" not in row]
-        kinds, versions = (", ".join(dict.fromkeys(row[what] for row in rows)) for what in ("kind", "version"))
-        worst = [max(row[what] for row in rows if what in row) for what in ("mean", "log_prob")]
+        kinds, versions = (", ".join(dict.fromkeys(row[key] for row in rows)) for key in ("kind", "version"))
+        worst = [max(row[key] for row in rows if key in row) for key in ("mean", "log_prob")]
         cells.append([NAMES.get(library, library), versions, kinds, *(f"{each:.0e}" for each in worst)])
     return markdown_table(["library", "versions", "kinds", "mean", "log-probability"], cells)
 

@@ -67,7 +67,7 @@ def sb3(kind: str, out: Path, obs: torch.Tensor) -> Expected:
 def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from importlib.metadata import version
 
-    major, kept = int(version("rsl-rl-lib").partition(".")[0]), dict[str, Any](iter=3)
+    major, checkpoint = int(version("rsl-rl-lib").partition(".")[0]), dict[str, Any](iter=3)
     if major < 3:
         from rsl_rl.modules import ActorCritic, EmpiricalNormalization
 
@@ -75,40 +75,43 @@ def rsl_rl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
         normalizer(obs)
         normalizer.eval()
         actor = perturb(ActorCritic(SIZE, SIZE, ACTIONS, [8, 7], [9], "elu", 0.7))
-        kept |= {"model_state_dict": actor.state_dict(), "obs_norm_state_dict": normalizer.state_dict()}
-        seen: Any = normalizer(obs)
+        checkpoint |= {"model_state_dict": actor.state_dict(), "obs_norm_state_dict": normalizer.state_dict()}
+        observations: Any = normalizer(obs)
     else:
         from tensordict import TensorDict
 
-        seen, groups = TensorDict({"policy": obs}, batch_size=[COUNT]), {"policy": ["policy"], "critic": ["policy"]}
+        observations, groups = (
+            TensorDict({"policy": obs}, batch_size=[COUNT]),
+            {"policy": ["policy"], "critic": ["policy"]},
+        )
         if major > 3:
-            return _rsl_rl_5(out, seen, kept)
+            return _rsl_rl_5(out, observations, checkpoint)
         from rsl_rl.modules import ActorCritic
 
-        actor = perturb(ActorCritic(seen, groups, ACTIONS, True, False, [8, 7], [9], "elu", 0.7)).train()
-        actor.update_normalization(seen)
+        actor = perturb(ActorCritic(observations, groups, ACTIONS, True, False, [8, 7], [9], "elu", 0.7)).train()
+        actor.update_normalization(observations)
         actor.eval()
-        kept |= {"model_state_dict": actor.state_dict()}
-    torch.save(kept, out / "model_3.pt")
-    actions = actor.act(seen)
-    return actor.act_inference(seen), actions, actor.get_actions_log_prob(actions)
+        checkpoint |= {"model_state_dict": actor.state_dict()}
+    torch.save(checkpoint, out / "model_3.pt")
+    actions = actor.act(observations)
+    return actor.act_inference(observations), actions, actor.get_actions_log_prob(actions)
 
 
-def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Expected:
+def _rsl_rl_5(out: Path, observations: Any, checkpoint: dict[str, Any]) -> Expected:
     from rsl_rl.models import MLPModel
 
     settings = {"class_name": "GaussianDistribution", "std_type": "scalar", "init_std": 0.7}
     actor: Any = MLPModel(
-        seen, {"s": ["policy"]}, "s", ACTIONS, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
+        observations, {"s": ["policy"]}, "s", ACTIONS, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
     )
-    critic = MLPModel(seen, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
+    critic = MLPModel(observations, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
     perturb(actor).train()
-    actor.update_normalization(seen)
+    actor.update_normalization(observations)
     actor.eval()
-    kept |= {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict()}
-    torch.save(kept, out / "model_3.pt")
-    actions = actor(seen, stochastic_output=True)
-    return actor(seen), actions, actor.get_output_log_prob(actions)
+    checkpoint |= {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict()}
+    torch.save(checkpoint, out / "model_3.pt")
+    actions = actor(observations, stochastic_output=True)
+    return actor(observations), actions, actor.get_output_log_prob(actions)
 
 
 def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Expected:
@@ -180,8 +183,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     is_new = int(version("skrl").partition(".")[0]) > 1
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
     spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
-
-    seen = "observations" if is_new else "states"
+    input_name = "observations" if is_new else "states"
 
     def layers(size: int) -> Any:
         nn = torch.nn
@@ -194,7 +196,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
             self.net, self.log_std_parameter = layers(ACTIONS), torch.nn.Parameter(torch.full((ACTIONS,), -0.3))
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            mean = self.net(inputs[seen])
+            mean = self.net(inputs[input_name])
             return (mean, {"log_std": self.log_std_parameter}) if is_new else (mean, self.log_std_parameter, {})
 
     class Critic(DeterministicMixin, Model):  # type: ignore[misc]
@@ -204,7 +206,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
             self.net = layers(1)
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            return self.net(inputs[seen]), {}
+            return self.net(inputs[input_name]), {}
 
     scaler = "observation_preprocessor" if is_new else "state_preprocessor"
     settings: Any = {scaler: RunningStandardScaler, f"{scaler}_kwargs": {"size": SIZE, "device": "cpu"}}
@@ -213,7 +215,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     scaled: Any = getattr(agent, f"_{scaler}")
     scaled(obs, train=True)
     agent.save(str(out / "agent_3.pt"))
-    acted = actor.act({seen: scaled(obs)}, role="policy")
+    acted = actor.act({input_name: scaled(obs)}, role="policy")
     return acted[-1]["mean_actions"], acted[0], (acted[-1]["log_prob"] if is_new else acted[1]).squeeze(-1)
 
 
@@ -245,9 +247,9 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Expected:
 
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
     spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
-    made = {"PPO": (DefaultPPOTorchRLModule, PPOCatalog), "SAC": (DefaultSACTorchRLModule, SACCatalog)}
+    classes = {"PPO": (DefaultPPOTorchRLModule, PPOCatalog), "SAC": (DefaultSACTorchRLModule, SACCatalog)}
     settings = {"fcnet_hiddens": [8, 7], "fcnet_activation": "tanh"} | ({"twin_q": True} if kind == "SAC" else {})
-    module_class, catalog = made[kind]
+    module_class, catalog = classes[kind]
     module: Any = RLModuleSpec(
         module_class=module_class, catalog_class=catalog, model_config=settings, **spaces
     ).build()
@@ -260,8 +262,8 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     for row in obs.double().numpy():
         normalize(row)
     pipeline.save_to_path(checkpoint / "env_runner/env_to_module_connector")
-    seen = torch.stack([torch.from_numpy(normalize(row, update=False)) for row in obs.double().numpy()])
-    inputs = module.double().forward_inference({"obs": seen})["action_dist_inputs"]
+    normalized = torch.stack([torch.from_numpy(normalize(row, update=False)) for row in obs.double().numpy()])
+    inputs = module.double().forward_inference({"obs": normalized})["action_dist_inputs"]
     dist = module.get_inference_action_dist_cls().from_logits(inputs)
     if kind == "PPO":
         actions = dist.sample()

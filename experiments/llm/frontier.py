@@ -1,4 +1,4 @@
-"""The trade-off that omega buys on the toy, against the exact optimum: python -m experiments.llm frontier.
+"""Measure the trade-off over omega on the toy against the exact optimum: python -m experiments.llm frontier.
 
 Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a language in which all human
 text has one length.

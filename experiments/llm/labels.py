@@ -48,11 +48,11 @@ def table(rows: list[Row]) -> str:
     """Return KL to the exact optimum: a row for each size, a column for each method."""
     lines = []
     for count in sorted({row["job"]["pairs"] for row in rows}):
-        mine = [row for row in rows if row["job"]["pairs"] == count]
-        of = [[row["after"]["kl"] for row in mine if row["job"]["method"] == method] for method in METHODS]
-        runs = "/".join(map(str, sorted({len(group) for group in of})))
-        cells = [mean_and_spread(group) if group else "" for group in of]
-        lines.append([str(count), runs, f"{mine[0]['before']['kl']:.3f}", *cells])
+        same_size = [row for row in rows if row["job"]["pairs"] == count]
+        kls = [[row["after"]["kl"] for row in same_size if row["job"]["method"] == method] for method in METHODS]
+        runs = "/".join(map(str, sorted({len(group) for group in kls})))
+        cells = [mean_and_spread(group) if group else "" for group in kls]
+        lines.append([str(count), runs, f"{same_size[0]['before']['kl']:.3f}", *cells])
     return markdown_table(["pairs", "runs", "before", *METHODS], lines)
 
 
@@ -62,9 +62,9 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     for method in METHODS:
         runs = [row for row in rows if row["job"]["method"] == method]
         sizes = sorted({run["job"]["pairs"] for run in runs})
-        of = {size: [run["after"]["kl"] for run in runs if run["job"]["pairs"] == size] for size in sizes}
-        (line,) = panel.plot(sizes, [sum(of[size]) / len(of[size]) for size in sizes], label=method)
-        points = [(size, kl) for size in sizes for kl in of[size]]
+        kls = {size: [run["after"]["kl"] for run in runs if run["job"]["pairs"] == size] for size in sizes}
+        (line,) = panel.plot(sizes, [sum(kls[size]) / len(kls[size]) for size in sizes], label=method)
+        points = [(size, kl) for size in sizes for kl in kls[size]]
         panel.plot(*zip(*points, strict=True), ".", color=line.get_color(), alpha=0.5)
     panel.axhline(rows[0]["before"]["kl"], color="black", linestyle=":", label="before training")
     panel.set(xscale="log", yscale="log", xlabel="pairs", ylabel="KL to the exact optimum, nats")

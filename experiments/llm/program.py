@@ -1,4 +1,4 @@
-"""What every measurement of the trainers is: settings, the runs that they ask for, and a page of their rows."""
+"""The common part of all measurements of the trainers: settings, jobs, rows, and a page with a table."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ Job = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Program:
-    """A measurement: `python -m experiments.llm NAME`, whose rows are kept by what their job says."""
+    """A measurement, run by `python -m experiments.llm NAME`. The key of a row is its job."""
 
     usual: Job  # the settings; each is an option of the command line
     jobs: Callable[[Any], list[Job]]  # from the settings
@@ -30,7 +30,7 @@ class Program:
     draw: Callable[[list[Row], Path, Path], None] | None = None  # of the rows and the priors, into a file
 
     def main(self, name: str, description: str | None, words: list[str]) -> None:
-        """Run what is missing, and write the page of all that was asked for, with its picture if it has one."""
+        """Run the missing jobs, and write a page with the table of all jobs, and the picture if there is one."""
         settings: dict[str, Any] = {
             "output": Path("results/llm"),
             "priors": Path("runs/llm-toy"),
@@ -45,7 +45,7 @@ class Program:
         print(f"table: {options.output / name}.md")
 
     def rows(self, options: argparse.Namespace, file: Path) -> list[Row]:
-        """Return the rows of the jobs that the options ask for; those that are missing are measured first."""
+        """Return the rows of all jobs of these options, after measuring those that the ledger lacks."""
         torch.set_num_threads(1)
         jobs = {" ".join(f"{name}={value}" for name, value in sorted(job.items())): job for job in self.jobs(options)}
         if not options.no_train:

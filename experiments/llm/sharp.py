@@ -1,4 +1,4 @@
-"""Two mends for sharp targets (omega of 3 alpha and more) on the toy: python -m experiments.llm sharp."""
+"""Two remedies for sharp targets (omega of 3 alpha and more) on the toy: python -m experiments.llm sharp."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def jobs(settings: Any) -> list[Job]:
 
 
 def run(job: Job, priors: Path) -> Row:
-    """Train once; what came out, and the exact optimum."""
+    """Train once, and compare the policy with the exact optimum."""
     toy, folder, log_prior = open_world("standard", priors)
     objective, how = residual(job["omega"], job["alpha"]), {name: job[name] for name in ("steps", "samples", "seed")}
     model, _ = train_online(folder, objective, length=toy.length, **how, **MENDS[job["mend"]])
@@ -35,8 +35,8 @@ def table(rows: list[Row]) -> str:
     """Return KL to the exact optimum: a row for each omega, a column for each mend, a number for each seed."""
     lines = []
     for omega in sorted({row["job"]["omega"] for row in rows}):
-        of = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]
-        lines.append([f"{omega:g}", *map(kl_cell, of)])
+        groups = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]
+        lines.append([f"{omega:g}", *map(kl_cell, groups)])
     return markdown_table(["omega", *MENDS], lines)
 
 

@@ -1,6 +1,6 @@
 """Train the toy's prior online and offline, by this package's trainers and by TRL's own.
 
-Each function takes the prior's folder and gives the model that came out.
+`train_online` and `train_offline` take the prior's folder and return the trained model.
 """
 
 import tempfile
@@ -54,12 +54,12 @@ def addon_reward(completions: list[str], **_: Any) -> list[float]:
 
 def load(folder: Path) -> tuple[Any, Any]:
     """Return a model and its tokenizer."""
-    disable_progress_bar()  # a bar for each of a hundred short runs would hide the one line that each has to say
+    disable_progress_bar()  # the bars of a hundred short runs would hide their one line of output
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def trained(trainer: Any) -> Any:
-    """Train without the line that transformers prints at the end; returns the model."""
+    """Train without the line that transformers prints at the end. Return the model."""
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer.model
@@ -67,7 +67,7 @@ def trained(trainer: Any) -> Any:
 
 @contextmanager
 def scratch_settings(**settings: Any) -> Iterator[dict[str, Any]]:
-    """Lend these settings, and those that every run here shares: nothing is saved, shown or reported; one process."""
+    """Yield the settings of a run: these and the common ones, which save and report nothing, in a temporary folder."""
     disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
@@ -90,7 +90,7 @@ def train_online(
     budget: tuple[float, float, int] | None = None,
     **mends: Any,
 ) -> tuple[Any, dict[str, float]]:
-    """Return the model that was trained for words of that length, and with a `budget` what it ended with (omega, own).
+    """Train online on words of that length. Return the model and, with a `budget`, its final omega and `own`.
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
     or `grpo` (stock, beta = alpha). budget: nats, rate, and responses that are drawn. mends: `omega_schedule` and
@@ -110,8 +110,8 @@ def train_online(
         if method == "grpo":
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
             return trained(GRPOTrainer(model, addon, settings, **data)), {}
-        kept = load(prior)[0].eval()
-        second = PriorBudget(kept, tokenizer, objective, *budget) if budget else prior_reward(kept, tokenizer)
+        frozen = load(prior)[0].eval()
+        second = PriorBudget(frozen, tokenizer, objective, *budget) if budget else prior_reward(frozen, tokenizer)
         settings = RLOOConfig(**shared, **rloo_settings(objective, budget=bool(budget)))
         callbacks = second.callbacks if isinstance(second, PriorBudget) else None
         trainer = RLOOTrainer(model, [addon, second], settings, callbacks=callbacks, **data)
@@ -129,7 +129,7 @@ def train_offline(
     rate: float = OFFLINE_RATE,
     **settings: Any,
 ) -> Any:
-    """Return the model trained by `decomposed` (on pairs) or `cross_entropy` (on labels), once through the rows.
+    """Train by `decomposed` (on pairs) or `cross_entropy` (on labels), once through the rows. Return the model.
 
     settings: those of the trainer, such as `offset`.
     """
