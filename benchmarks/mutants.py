@@ -46,7 +46,7 @@ ROOMS = [
     Mutant("learning/segments.py", "Worker(request, prior, team, scoring_prior, initial_policy)", "Worker(request, initial_policy or prior, team, scoring_prior, initial_policy)", BEGINNING, "what the actor begins as scores it"),
     Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("envs/wish_file.py", "if not (features or needs_no_code(named_features)):", "if False:", WISH_FILE, "code that a wish's file names"),
-    Mutant("envs/addons.py", 'return called if ":" in called or is_wish_file(called) else ""', 'return called if ":" in called else ""', WISH_FILE, "a policy's file names a wish's file"),
+    Mutant("envs/addons.py", 'return addon if ":" in addon or is_wish_file(addon) else ""', 'return addon if ":" in addon else ""', WISH_FILE, "a policy's file names a wish's file"),
     Mutant("objective.py", "entropy = -alpha * log_policy", "entropy = alpha * log_policy", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = omega * log_prior", "prior = -omega * log_prior", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),

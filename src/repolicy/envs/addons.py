@@ -138,9 +138,9 @@ def check_env(requests: Sequence[str], env: str) -> None:
     """Raise if an add-on was made for another environment: its indices would then mean something else."""
     own = "write your own and name it as file.py:function"
     for request in requests:
-        if is_wish_file(called := _split_weight(request)[0]):
-            check_same_env(called, env)
-        entry = REGISTERED.get(name := called.partition("(")[0])
+        if is_wish_file(addon := _split_weight(request)[0]):
+            check_same_env(addon, env)
+        entry = REGISTERED.get(name := addon.partition("(")[0])
         if entry is None or ":" in env or not entry.envs:
             continue
         if without_version(env) not in entry.envs:
@@ -183,25 +183,25 @@ def combine_addons(requests: Sequence[str]) -> Addon:
 
 def import_target(request: str) -> str:
     """Return the code or file that a request loads, `module:name` or `wish.safetensors`; empty for one that ships."""
-    called, _ = _split_weight(request)
-    return called if ":" in called or is_wish_file(called) else ""
+    addon, _ = _split_weight(request)
+    return addon if ":" in addon or is_wish_file(addon) else ""
 
 
 def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSource | None]:
     """Return (name, function, weight, metric source) of one request; a user's own code is imported here."""
-    called, written = _split_weight(request)
-    _, colon, name = called.rpartition(":")
+    addon, weight_text = _split_weight(request)
+    _, colon, name = addon.rpartition(":")
     bare, bracket, options = name.partition("(")
-    if not (colon or is_wish_file(called)) and ("=" in bare or (bracket and not options.endswith(")"))):
+    if not (colon or is_wish_file(addon)) and ("=" in bare or (bracket and not options.endswith(")"))):
         raise UsageError(f"add-on {request!r} is not of the form NAME(OPTION=VALUE)=WEIGHT")
-    if ".." in written:
+    if ".." in weight_text:
         raise UsageError(
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
         )
-    if not math.isfinite(weight := as_number(written)):
-        raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
-    if is_wish_file(called):
-        return called, open_wish(called), weight, None
+    if not math.isfinite(weight := as_number(weight_text)):
+        raise UsageError(f"add-on {request!r}: {weight_text!r} is not a weight; write NAME=0.5")
+    if is_wish_file(addon):
+        return addon, open_wish(addon), weight, None
     if own := import_target(request):
         if bracket:
             raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
@@ -222,7 +222,7 @@ def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSou
 
 
 def _split_weight(request: str) -> tuple[str, str]:
-    """Return (what a request names, how its weight is written)."""
+    """Return (add-on, weight as text) of a request: `("height", "0.5")` of `height=0.5`."""
     place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
     head, equals, tail = name.rpartition("=")
     weighs = equals and not tail.endswith((")", ".safetensors"))
@@ -236,13 +236,13 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     """Return the dials of the add-ons whose weight is a range. Each has the add-on's name, without its file."""
     ranges = []
     for request in requests:
-        called, written = _split_weight(request)
+        addon, weight_text = _split_weight(request)
         try:
-            if isinstance(weight := Range.of(written), Range):
-                ranges.append(Dial(_title(called), *weight, "linear").checked())
+            if isinstance(weight := Range.of(weight_text), Range):
+                ranges.append(Dial(_title(addon), *weight, "linear").checked())
         except ValueError:
             raise UsageError(
-                f"add-on {request!r}: {written!r} is no weight; write NAME=10, or NAME=0..2 for a range"
+                f"add-on {request!r}: {weight_text!r} is no weight; write NAME=10, or NAME=0..2 for a range"
             ) from None
     return tuple(ranges)
 
@@ -261,23 +261,23 @@ def with_weights(requests: Sequence[str], values: Mapping[str, float] | None = N
 def with_clipped_weights(requests: Sequence[str]) -> tuple[str, ...]:
     """Return the requests with weights of at most 1, or −1; of a range, its upper end counts."""
     ends = {dial.name: dial.value(1.0) for dial in dials(requests)}
-    weights = ((called, float(written)) for called, written in map(_split_weight, with_weights(requests, ends)))
-    return tuple(f"{called}={max(-1.0, min(1.0, weight)):g}" for called, weight in weights)
+    weights = ((addon, float(weight_text)) for addon, weight_text in map(_split_weight, with_weights(requests, ends)))
+    return tuple(f"{addon}={max(-1.0, min(1.0, weight)):g}" for addon, weight in weights)
 
 
 def describe_clipped_weights(requests: Sequence[str]) -> str:
-    """Return which reward that is: `the wish 'energy' at weight 0.001`."""
-    measured = with_clipped_weights(requests)
-    weights = [abs(float(_split_weight(request)[1])) for request in measured]
-    titles = combine_addons(measured).titles
+    """Describe the reward of `with_clipped_weights`: `the wish 'energy' at weight 0.001`."""
+    clipped = with_clipped_weights(requests)
+    weights = [abs(float(_split_weight(request)[1])) for request in clipped]
+    titles = combine_addons(clipped).titles
     each = [f"{title!r} at weight {weight:g}" for title, weight in zip(titles, weights, strict=True)]
     return f"the wish{'es' if len(requests) > 1 else ''} {' and '.join(each)}"
 
 
 def enabling_option(request: str) -> str:
     """Return the environment's option without which it weighs an add-on that ships with 0, if there is one."""
-    called, _ = _split_weight(request)
-    return REGISTERED[called].option if called in REGISTERED else ""
+    addon, _ = _split_weight(request)
+    return REGISTERED[addon].option if addon in REGISTERED else ""
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:
