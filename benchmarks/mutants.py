@@ -285,5 +285,5 @@ ROOMS = [
     Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "and decoder_digest(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
-    Mutant("learning/segments.py", "decoder_bytes(decoder_options(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),
+    Mutant("learning/segments.py", "decoder_bytes(parse_env_name(worker.request.env).decoder)", 'b""', GENERATIVE, "a policy's file without its decoder"),
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def tracking_scale(env: str, key: str) -> float:
 
     from repolicy.envs.names import parse_env_name
 
-    config: Any = envpool.make_spec(parse_env_name(env)[0]).config
+    config: Any = envpool.make_spec(parse_env_name(env).plain).config
     return float(getattr(config, key.removeprefix("reward_") + "_scale"))
 
 

@@ -88,7 +88,7 @@ def test_wrong_options_are_named(name: str, message: str) -> None:
 
 
 def test_an_option_that_is_nested_too_deep_for_json_is_a_text() -> None:
-    assert parse_env_name("Hopper-v4?x=" + "[" * 100_000) == ("Hopper-v4", {"x": "[" * 100_000})
+    assert parse_env_name("Hopper-v4?x=" + "[" * 100_000).options == {"x": "[" * 100_000}
 
 
 def test_whoever_asks_for_names_first_is_not_kept_in_memory() -> None:

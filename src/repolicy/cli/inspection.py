@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import (
-    decoder_options,
-    env_maker,
-    envpool_names,
-    group_sizes,
-    is_in_gymnasium,
-    observed_parts,
-    parse_env_name,
-)
+from repolicy.envs import env_maker, envpool_names, group_sizes, observed_parts, parse_env_name
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_json
 from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
@@ -62,19 +54,19 @@ def environment_info(name: str) -> dict[str, Any]:
         in_one_sentence(f"environment {name!r} does not tell what it is", UsageError),
         warnings.catch_warnings(action="ignore"),  # about deprecated versions and rounded bounds
     ):
-        info = _gymnasium_info(name) if is_in_gymnasium(name) else _envpool_info(name)
-    if decoder_options(name):  # the policy's actions are the decoder's noise, and not the environment's actions
+        info = _gymnasium_info(name) if parse_env_name(name).is_in_gymnasium else _envpool_info(name)
+    if parse_env_name(name).decoder:  # the policy's actions are the decoder's noise, and not the environment's actions
         info.pop("actions", None)
     return {"env": name} | info
 
 
 def _envpool_info(name: str) -> dict[str, Any]:
-    plain, options = parse_env_name(name)
-    if plain not in envpool_names():
+    parsed = parse_env_name(name)
+    if parsed.plain not in envpool_names():
         return {}
     import envpool
 
-    spec = envpool.make_spec(plain, **options)
+    spec = envpool.make_spec(parsed.plain, **parsed.options)
     info = {"control_period": float(spec.config.ctrl_dt)} if hasattr(spec.config, "ctrl_dt") else {}
     return info | _part_names(spec.observation_space, name)
 

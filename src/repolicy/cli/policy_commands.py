@@ -158,7 +158,7 @@ class Export(OpensPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.inspection import environment_info
-        from repolicy.envs import decoder_options, env_from_card, match_observation
+        from repolicy.envs import env_from_card, match_observation, parse_env_name
         from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
         from repolicy.priors import export_composed, find_decoder_file, find_policy, read_policy
@@ -173,7 +173,7 @@ class Export(OpensPolicy):
             raise UsageError(f"--out {self.out} is the name of a file in {suffix_format}, and --format is {format}")
         out = _output_file(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
-        decoder = decoder_options(self.env or saved.card.get("request", {}).get("env", ""))
+        decoder = parse_env_name(self.env or saved.card.get("request", {}).get("env", "")).decoder
         if format == "onnx" and decoder is not None and str(decoder.decoder).endswith(".onnx"):
             if self.env is None:
                 env_from_card(saved.card, path, self.trust)  # raises for a path that the user neither typed nor trusts

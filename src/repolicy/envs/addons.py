@@ -146,7 +146,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
         if without_version(env) not in entry.envs:
             problem = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
             raise UsageError(f"{problem}, which mean something else in {env}; {own}")
-        moved = [key for key, value in parse_env_name(env)[1].items() if value != DEFAULT_LAYOUT.get(key, value)]
+        moved = [key for key, value in parse_env_name(env).options.items() if value != DEFAULT_LAYOUT.get(key, value)]
         if moved and entry.reads == "observation":
             problem = f"add-on {name!r} reads a place in the observation that {moved[0]} moves"
             raise UsageError(f"{problem}; leave that option out, or {own}")

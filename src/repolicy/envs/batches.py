@@ -33,7 +33,8 @@ class EnvPoolEnvs(Batch):
         import envpool
 
         self.name, self.count = name, count
-        plain, options = parse_env_name(name)
+        parsed = parse_env_name(name)
+        plain, options = parsed.plain, parsed.options
         if own := next((key for key in RESERVED_OPTIONS if key in options), ""):
             problem = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
             raise UsageError(f"{problem}: use --envs and --seed instead")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repolicy.envs.addons import Addon, Limit, Wish, load_addon, parse_limits
 from repolicy.envs.making import make_envs, match_observation, open_policy_in_env, place_prior
-from repolicy.envs.names import EnvLike, decoder_options, env_name
+from repolicy.envs.names import EnvLike, env_name, parse_env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_from_card, env_from_card
@@ -84,7 +84,7 @@ class Evaluation:
         known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
         if self.log_prior is None:
             return known
-        decoder = decoder_options(self.env)  # with a decoder, a step is a decision, and the prior is N(0, I)
+        decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision, and the prior is N(0, I)
         step = "step" if decoder is None else "decision"
         mean_log_prior = self.log_prior / self.lengths
         known["log_prior_a_step"] = Column(f"log prior a {step}", mean_log_prior, self.lengths)

@@ -48,25 +48,27 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     - `?decoder=FILE&noise=8&chunk=4`: an action is the noise of a generative policy, a step a chunk of its actions.
     """
     if backend == "envpool":
-        plain, envpool_ids = names.parse_env_name(name)[0], names.envpool_names()
-        if plain not in envpool_ids:
-            reason = f"has no {plain!r}{nearest(plain, envpool_ids)}" if envpool_ids else "is not installed"
+        parsed, envpool_ids = names.parse_env_name(name), names.envpool_names()
+        if parsed.plain not in envpool_ids:
+            hint = nearest(parsed.plain, envpool_ids)
+            reason = f"has no {parsed.plain!r}{hint}" if envpool_ids else "is not installed"
             raise UsageError(f"EnvPool {reason}; leave out --backend envpool to use Gymnasium")
-        if names.reset_options(name):
+        if parsed.reset_options:
             raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
     kind = EnvPoolEnvs if _uses_envpool(name, backend) else GymnasiumEnvs
     return wrap_decoder(kind(name, count, seed, critic=critic), name)
 
 
 def _uses_envpool(name: str, backend: Backend) -> bool:
-    if backend == "gymnasium" or names.reset_options(name) or names.import_target(name):
+    parsed = names.parse_env_name(name)
+    if backend == "gymnasium" or parsed.reset_options or parsed.import_target:
         return False
-    return names.parse_env_name(name)[0] in names.envpool_names()
+    return parsed.plain in names.envpool_names()
 
 
 def wrap_decoder(envs: Envs, name: str, on_step: Callable[[bool], None] | None = None) -> Envs:
     """Return the environments, wrapped in `NoiseEnvs` if their name has a decoder."""
-    decoder = names.decoder_options(name)
+    decoder = names.parse_env_name(name).decoder
     return envs if decoder is None else NoiseEnvs(envs, load_decoder(*decoder), name, on_step)
 
 
@@ -84,7 +86,7 @@ class Spaces:
 def probe_env(name: str, backend: Backend = "auto", *, critic: bool = False) -> Spaces:
     """Make one environment, close it, and return its spaces."""
     # Results are cached for EnvPool only: files and registered functions may change.
-    is_cacheable = _uses_envpool(name, backend) and names.decoder_options(name) is None
+    is_cacheable = _uses_envpool(name, backend) and names.parse_env_name(name).decoder is None
     return _cached_probe(name, backend, critic) if is_cacheable else _probe_env(name, backend, critic)
 
 
@@ -109,7 +111,7 @@ def place_prior(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple
 
 def open_policy_in_env(env: str | None, reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
     """Open a policy to run; if it is the environment's own decoder, return N(0, I) over the decoder's noise."""
-    decoder = names.decoder_options(env or "")
+    decoder = names.parse_env_name(env or "").decoder
     if decoder is None or not _is_same_decoder(str(reference), decoder):
         return open_agent(reference, options, trust)
     check_generative_options(str(reference), options)
@@ -136,7 +138,7 @@ def match_observation(name: str, size: int, backend: Backend = "auto") -> str:
 
 
 def _with_fitting_key(name: str, size: int, spaces: Spaces) -> str:
-    if spaces.observation_size == size or names.observed_keys(name):
+    if spaces.observation_size == size or names.parse_env_name(name).observed_keys:
         return name
     fitting = [key for key, width in spaces.groups.items() if width == size]
     usual = [key for key in POLICY_KEYS if key in fitting]
@@ -149,10 +151,11 @@ def with_observation_roles(name: str, size: int = 0, backend: Backend = "auto") 
     The policy's part is the one of its `size`, if that is given. Otherwise it is a part with a usual key, beside the
     critic's. A name that selects parts for the policy alone means the same parts for the critic.
     """
-    if names.observed_keys(name):
+    parsed = names.parse_env_name(name)
+    if parsed.observed_keys:
         return name
     spaces = probe_env(name, backend)
-    critic, groups = names.critic_keys(name), spaces.groups
+    critic, groups = parsed.critic_keys, spaces.groups
     if size:
         name = _with_fitting_key(name, size, spaces)
     else:
@@ -164,12 +167,12 @@ def with_observation_roles(name: str, size: int = 0, backend: Backend = "auto") 
                 f"of {', '.join(groups)}"
             )
         name = names.with_observed_keys(name, *present[:1])
-    critic_key = CRITIC_KEYS.get(",".join(names.observed_keys(name)))
+    critic_key = CRITIC_KEYS.get(",".join(names.parse_env_name(name).observed_keys))
     return names.with_observed_keys(name, critic=critic_key) if critic_key in groups and not critic else name
 
 
 def critic_size(name: str, backend: Backend = "auto") -> int:
     """Return the number of observation entries for the critic; 0 if it sees what the policy sees."""
-    keys = names.critic_keys(name)
+    keys = names.parse_env_name(name).critic_keys
     groups = probe_env(name, backend, critic=True).groups if keys else {}
     return sum(groups[key] for key in keys)

@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -50,38 +51,53 @@ def find_session_only(references: Iterable[str]) -> str:
     return ""
 
 
-def parse_env_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the id and the constructor's options: `("HalfCheetah-v4", {"reset_noise_scale": 0.2})`.
+@dataclass(frozen=True)
+class EnvName:
+    """The parts of an environment's name, `ID?option=value&option=value`."""
 
-    Repolicy's own options (observed parts, decoder) and those of each reset are left out.
-    """
+    plain: str  # an id of EnvPool or Gymnasium, or the code that makes the environment
+    options: dict[str, Any]  # of the constructor
+    reset_options: dict[str, Any]  # of each reset: `{"high": 0.2}` for `CartPole-v1?reset.high=0.2`
+    observed_keys: tuple[str, ...]  # parts of a Dict observation that the policy sees; empty: it sees all
+    critic_keys: tuple[str, ...]  # parts that the critic sees; empty: it sees what the policy sees
+    decoder: DecoderSpec | None  # of `ID?decoder=FILE&noise=8&chunk=4`; None if the environment takes plain actions
+
+    @property
+    def chunk_length(self) -> int:
+        """The number of environment steps of one action: the decoder's chunk, or 1 without a decoder."""
+        return 1 if self.decoder is None else int(self.decoder.chunk)
+
+    @property
+    def import_target(self) -> str:
+        """The code that makes the environment, `module:name` or `file.py:name`; empty for an id."""
+        return self.plain if ":" in self.plain else ""
+
+    @property
+    def is_in_gymnasium(self) -> bool:
+        """Whether it is made as a Gymnasium environment: by the user's code, or by an id that Gymnasium knows."""
+        return bool(self.import_target) or self.plain in gymnasium.registry
+
+
+def parse_env_name(name: str) -> EnvName:
+    """Return the parts of a name; `HalfCheetah-v4?reset_noise_scale=0.2` has one option, of the constructor."""
     plain, options = _split_options(name)
-    own = (*OBSERVE_OPTIONS, *DecoderSpec._fields) if "decoder" in options else OBSERVE_OPTIONS
-    return plain, {key: value for key, value in options.items() if key not in own and not key.startswith(RESET_PREFIX)}
+    observed_keys, critic_keys = (_split_keys(options.pop(option, "")) for option in OBSERVE_OPTIONS)
+    decoder = None
+    if "decoder" in options:
+        decoder = DecoderSpec(*(options.pop(field, None) for field in DecoderSpec._fields))
+    at_reset = {key: options.pop(key) for key in [*options] if key.startswith(RESET_PREFIX)}
+    reset_options = {key.removeprefix(RESET_PREFIX): value for key, value in at_reset.items()}
+    return EnvName(plain, options, reset_options, observed_keys, critic_keys, decoder)
 
 
-def reset_options(name: str) -> dict[str, Any]:
-    """Return the options of each reset: `{"high": 0.2}` for `CartPole-v1?reset.high=0.2`."""
-    _, options = _split_options(name)
-    return {key.removeprefix(RESET_PREFIX): options[key] for key in options if key.startswith(RESET_PREFIX)}
-
-
-def decoder_options(name: str) -> DecoderSpec | None:
-    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None if the environment takes plain actions."""
-    _, options = _split_options(name)
-    return DecoderSpec(*map(options.get, DecoderSpec._fields)) if "decoder" in options else None
+def _split_keys(value: Any) -> tuple[str, ...]:
+    return tuple(str(value).split(",")) if value != "" else ()
 
 
 def check_plain(name: str, command: str) -> None:
     """Raise if the environment has a decoder: the command needs the environment's own actions."""
-    if decoder_options(name) is not None:
+    if parse_env_name(name).decoder is not None:
         raise UsageError(f"{command} needs the environment's own actions, and in {name} a policy gives noise")
-
-
-def chunk_length(name: str) -> int:
-    """Return the number of environment steps of one action: the chunk of the decoder, or 1 without a decoder."""
-    decoder = decoder_options(name)
-    return 1 if decoder is None else int(decoder.chunk)
 
 
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
@@ -90,20 +106,11 @@ def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "")
     return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}{digest}"
 
 
-def observed_keys(name: str) -> tuple[str, ...]:
-    """Return the keys of `NAME?observe=KEY,KEY`; if there are none, the policy sees the whole observation."""
-    return _keys(name, "observe")
-
-
-def critic_keys(name: str) -> tuple[str, ...]:
-    """Return the keys of `NAME?observe_critic=KEY,KEY`; if there are none, the critic sees what the policy sees."""
-    return _keys(name, "observe_critic")
-
-
 def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
     """Return the name with `KEY,KEY` for the policy and for the critic added, if given; raise if it has others."""
-    for option, added in zip(OBSERVE_OPTIONS, (keys, critic), strict=True):
-        present = ",".join(_keys(name, option))
+    parsed = parse_env_name(name)
+    present_keys = parsed.observed_keys, parsed.critic_keys
+    for option, added, present in zip(OBSERVE_OPTIONS, (keys, critic), map(",".join, present_keys), strict=True):
         if added and present not in ("", added):
             raise UsageError(f"environment {name!r} is to have {option}={added} too: name these parts only once")
         if added and not present:
@@ -113,13 +120,9 @@ def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
 
 def with_observed_keys_of(name: str, other: str) -> str:
     """Return the name with the parts that `other` selects, unless it selects its own."""
-    keys = ["" if _keys(name, option) else ",".join(_keys(other, option)) for option in OBSERVE_OPTIONS]
-    return with_observed_keys(name, *keys)
-
-
-def _keys(name: str, option: str) -> tuple[str, ...]:
-    value = _split_options(name)[1].get(option, "")
-    return tuple(str(value).split(",")) if value != "" else ()
+    own, others = parse_env_name(name), parse_env_name(other)
+    keys = "" if own.observed_keys else ",".join(others.observed_keys)
+    return with_observed_keys(name, keys, "" if own.critic_keys else ",".join(others.critic_keys))
 
 
 def _split_options(name: str) -> tuple[str, dict[str, Any]]:
@@ -137,17 +140,6 @@ def _split_options(name: str) -> tuple[str, dict[str, Any]]:
         except (ValueError, RecursionError):
             options[key] = value
     return plain, options
-
-
-def import_target(name: str) -> str:
-    """Return the code that the environment is made by, `module:name` or `file.py:name`; empty for an id."""
-    plain, _ = parse_env_name(name)
-    return plain if ":" in plain else ""
-
-
-def is_in_gymnasium(name: str) -> bool:
-    """Return whether it is made as a Gymnasium environment: by the user's code, or by an id that Gymnasium knows."""
-    return bool(import_target(name)) or parse_env_name(name)[0] in gymnasium.registry
 
 
 @cache
@@ -175,7 +167,7 @@ class ResetWith(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def env_maker(name: str) -> Make:
     """Return a function that makes one Gymnasium environment; it takes further options of the constructor."""
-    make, at_reset = _constructor(name), reset_options(name)
+    make, at_reset = _constructor(name), parse_env_name(name).reset_options
     return (lambda **options: ResetWith(make(**options), at_reset)) if at_reset else make
 
 
@@ -190,8 +182,9 @@ def make_one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 def _constructor(name: str) -> Make:
     """Return the user's function or `gymnasium.make`, with the name's options, but not those of each reset."""
-    plain, options = parse_env_name(name)
-    if import_target(name):
+    parsed = parse_env_name(name)
+    plain, options = parsed.plain, parsed.options
+    if parsed.import_target:
         try:
             function = load_object(plain, "environment")
         except UsageError:

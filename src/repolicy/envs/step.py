@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import critic_keys, observed_keys
+from repolicy.envs.names import parse_env_name
 from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies import ActionSpace
@@ -129,8 +129,8 @@ def observed_parts(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...]
 
     The policy's keys come first. With `critic`, the keys of the name's `observe_critic` follow.
     """
-    own = _parts(space, observed_keys(name), name, "observe")
-    extra = _parts(space, critic_keys(name), name, "observe_critic") if critic else ()
+    own = _parts(space, parse_env_name(name).observed_keys, name, "observe")
+    extra = _parts(space, parse_env_name(name).critic_keys, name, "observe_critic") if critic else ()
     size = sum(observation_size(space[key], name) for key in own) if own else observation_size(space, name)
     return (own or tuple(space)) + extra if extra else own, size
 

@@ -44,9 +44,9 @@ def check_trust(
 
 def _needs_trust(env: str) -> bool:
     """Return whether an environment is the user's code, or has an option that is no number and so could be a path."""
-    _, options = names.parse_env_name(env)
-    values = [*options.values(), *names.reset_options(env).values(), *(names.decoder_options(env) or ())]
-    if names.import_target(env) not in ("", *PACKAGE_CODE):
+    parsed = names.parse_env_name(env)
+    values = [*parsed.options.values(), *parsed.reset_options.values(), *(parsed.decoder or ())]
+    if parsed.import_target not in ("", *PACKAGE_CODE):
         return True
     return not all(isinstance(value, int | float | None) for value in values)
 
@@ -59,7 +59,7 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
             return entry.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     check_trust(path, trust, env=env)
-    restore_decoder(path, names.decoder_options(env))
+    restore_decoder(path, names.parse_env_name(env).decoder)
     return str(env)
 
 

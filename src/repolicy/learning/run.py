@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from repolicy.envs import Watchdog, decoder_options
+from repolicy.envs import Watchdog, parse_env_name
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.multipliers import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
@@ -117,7 +117,7 @@ def work(
             announce(callbacks, segments.notes)
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
-            if decoder_options(request.env) is None:  # for a generative policy's noise, a few nats are a lot
+            if parse_env_name(request.env).decoder is None:  # for a generative policy's noise, a few nats are a lot
                 announce(callbacks, dial_warnings(metrics, worker.learner.policy))
             if metrics and team.index == 0:
                 announce(callbacks, constraint_warnings(worker.multipliers, folder.read_metrics()))

@@ -19,8 +19,8 @@ from repolicy.envs import (
     DialedEnvs,
     Envs,
     check_fit,
-    decoder_options,
     make_envs,
+    parse_env_name,
     run_episodes,
     staggered_cuts,
 )
@@ -201,7 +201,7 @@ class Segments:
             card |= {"versions": versions(), "which": which}
             if self.clone_of:
                 card["prior_is"] = self.clone_of
-            decoder_file = decoder_bytes(decoder_options(worker.request.env))
+            decoder_file = decoder_bytes(parse_env_name(worker.request.env).decoder)
             save_policy(path, candidate.policy, card, worker.prior, worker.density, decoder_file)
 
     def evaluate(self) -> dict[str, float]:

@@ -10,8 +10,7 @@ from repolicy.envs import (
     EnvLike,
     Watchdog,
     addons,
-    chunk_length,
-    decoder_options,
+    parse_env_name,
     with_observation_roles,
     with_observed_keys,
     with_observed_keys_of,
@@ -229,7 +228,7 @@ def _prepare_start(
     # Try the add-on, and measure what a generative policy earns before training.
     notes += try_addon(prior.policy, request)
     untrained = 0
-    if decoder_options(request.env) is not None and not resumed:
+    if parse_env_name(request.env).decoder is not None and not resumed:
         sentences, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += sentences
 
@@ -239,7 +238,7 @@ def _prepare_start(
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         spending = estimate_spending(request, decision.steps, length, untrained, start.trials)
-        notes.append(spending.sentence(chunk_length(request.env)))
+        notes.append(spending.sentence(parse_env_name(request.env).chunk_length))
     return start, request
 
 

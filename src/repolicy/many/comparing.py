@@ -24,12 +24,12 @@ from repolicy.envs import (
     Evaluation,
     addons_from_card,
     check_fit,
-    decoder_options,
     env_from_card,
     env_name,
     make_envs,
     match_observation,
     open_policy_in_env,
+    parse_env_name,
     place_prior,
     probe_env,
     resolve_backend,
@@ -249,7 +249,7 @@ def compare(
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
     agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
-    is_generative = decoder_options(env) is not None  # which is never used with its mean noise
+    is_generative = parse_env_name(env).decoder is not None  # which is never used with its mean noise
     kinds = ("sampled", "mean") if sampled or is_generative else ("mean", "sampled")
     is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}

@@ -12,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Wish, combine_addons, decoder_options, find_session_only
+from repolicy.envs import EnvLike, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addons import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
 from repolicy.loading import PYTHON, read_bytes, read_json
@@ -139,7 +139,7 @@ def sweep(
     request, decision = choose_weights(request, start.saved, say)
     for note in [*notes, *decision.notes]:
         say(note)
-    alpha_is_omega = alpha == "omega" or (alpha is None and decoder_options(env) is not None)
+    alpha_is_omega = alpha == "omega" or (alpha is None and parse_env_name(env).decoder is not None)
     shared = {  # the part of the request that all points share
         "env": request.env,
         "addons": list(request.addons),

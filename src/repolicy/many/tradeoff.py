@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder_options, evaluate
+from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import replace_nonfinite
@@ -34,7 +34,7 @@ class Point:
     @property
     def main_evaluation(self) -> Evaluation:
         """The evaluation that decides: with the mean action or, for a generative policy, with sampled noise."""
-        return self.sampled if decoder_options(self.mean.env) else self.mean
+        return self.sampled if parse_env_name(self.mean.env).decoder else self.mean
 
     def column(self, name: str) -> Column:
         """Return a quantity of the main evaluation; the KL is always of sampled actions."""

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, reset_options
+from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.many.bets import VERDICT_ORDER, Verdict
 from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
@@ -142,7 +142,8 @@ def compare_around(
     if len(axes) > MAX_OPTIONS or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
     sides, name = open_policies(old, new, env, **options)
-    if taken := axes.keys() & {*parse_env_name(name)[1], *(RESET_PREFIX + key for key in reset_options(name))}:
+    parsed = parse_env_name(name)
+    if taken := axes.keys() & {*parsed.options, *(RESET_PREFIX + key for key in parsed.reset_options)}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
     for values in product(*axes.values()):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from repolicy.envs import decoder_options
+from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy
@@ -43,7 +43,7 @@ def decide(
         alpha, why = training_alpha(objective, env, wishes, settings)
         unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
         return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    finder = EnvWeightFinder if decoder_options(env) is None else NoiseWeightFinder
+    finder = EnvWeightFinder if parse_env_name(env).decoder is None else NoiseWeightFinder
     return decide_weights(objective, finder(prior.card, prior.policy, settings, say, env, wishes))
 
 

@@ -17,11 +17,8 @@ from repolicy.envs import (
     Transitions,
     addons,
     check_copies,
-    chunk_length,
-    decoder_options,
     evaluate,
     find_session_only,
-    is_in_gymnasium,
     make_envs,
     make_one_env,
     parse_env_name,
@@ -79,7 +76,7 @@ def open_start(
         policy, name = noise_prior(given, noise, chunk, env, complete_settings(settings, Settings()), trust)
         # noise_prior has run one trial rollout already, for the normalizer
         return replace(open_prior(policy), name=display_name(given), trials=2), name
-    reference, stored_decoder = decoder_reference(given), decoder_options(env)
+    reference, stored_decoder = decoder_reference(given), parse_env_name(env).decoder
     if stored_decoder is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     if Path(reference).is_file() and stored_decoder.sha256 not in (None, decoder_digest(reference)):
@@ -152,7 +149,8 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
     try:
         addon = addons.combine_addons(weighted)
         check_copyable(env, addon)
-        copy_steps = int(BEST_OF_DRAWS * evaluations[0].lengths.mean() * chunk_length(env))  # in an episode
+        episode_steps = evaluations[0].lengths.mean() * parse_env_name(env).chunk_length
+        copy_steps = int(BEST_OF_DRAWS * episode_steps)
         if copy_steps > MAX_COPY_STEPS:
             raise UsageError(f"an episode of it would take {copy_steps:,} steps of copies")
         episodes = min(EPISODES, MAX_COPY_STEPS // copy_steps)
@@ -201,10 +199,11 @@ class BestOf:
 
 def check_copyable(env: str, addon: Addon) -> None:
     """Raise where the environment cannot be copied, or where an add-on depends on past steps."""
-    env_id, _ = parse_env_name(env)
+    parsed = parse_env_name(env)
+    env_id = parsed.plain
     if addon.stateful_names:
         raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
-    if not is_in_gymnasium(env):
+    if not parsed.is_in_gymnasium:
         raise UsageError(f"{env_id} is EnvPool's alone, whose environments cannot be copied")
     with closing(make_one_env(env)) as made, in_one_sentence(f"{env_id} cannot be copied", UsageError):
         check_copies(made, env_id)
@@ -225,7 +224,7 @@ def _format_rewards(evaluation: Evaluation) -> str:
 
 def _describe_decoder(env: str, settings: Settings) -> str:
     """Return a note on how many directions of the noise change the actions, and how long decoding takes."""
-    options = decoder_options(env)
+    options = parse_env_name(env).decoder
     assert options is not None
     decode = load_decoder(*options)
     with closing(make_envs(env, PROBE_ROWS, settings.seed, settings.backend)) as envs:

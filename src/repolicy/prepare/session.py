@@ -17,9 +17,9 @@ from repolicy.envs import (
     Wish,
     addons,
     check_trust,
-    decoder_options,
     env_name,
     find_session_only,
+    parse_env_name,
     probe_env,
 )
 from repolicy.errors import RepolicyError, UsageError
@@ -151,7 +151,7 @@ def earlier_request(
         command = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{command}`; go on with it by that command")
     options.require_trust(before, folder.path / "run.json", trust)
-    restore_decoder(folder.policy, decoder_options(before.env))
+    restore_decoder(folder.policy, parse_env_name(before.env).decoder)
     return before
 
 

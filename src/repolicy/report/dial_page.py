@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repolicy.envs import addons, decoder_options
+from repolicy.envs import addons, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum, read_json
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
@@ -138,7 +138,7 @@ class DialedPolicy:
             self.policy_at(position),
             self.card(position),
             self.saved.prior,
-            decoder=decoder_bytes(decoder_options(env)),
+            decoder=decoder_bytes(parse_env_name(env).decoder),
         )
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
     """
     path = sweep / "sweep.json"
     content = read_json(path)
-    action = "mean_action" if decoder_options(env) is None else "sampled_action"  # as `Point.main_evaluation`
+    action = "mean_action" if parse_env_name(env).decoder is None else "sampled_action"  # as `Point.main_evaluation`
     point = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
     check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
     swept = content["request"]

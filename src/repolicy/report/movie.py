@@ -27,11 +27,8 @@ from repolicy.envs import (
     Envs,
     GymnasiumEnvs,
     check_fit,
-    chunk_length,
-    decoder_options,
     env_maker,
     envpool_names,
-    is_in_gymnasium,
     match_observation,
     parse_env_name,
     wrap_decoder,
@@ -112,7 +109,8 @@ def policy_path(policy: str) -> Path:
 
 
 def _check(shot: Shot) -> None:
-    if not is_in_gymnasium(shot.env) and parse_env_name(shot.env)[0] not in envpool_names():
+    env = parse_env_name(shot.env)
+    if not env.is_in_gymnasium and env.plain not in envpool_names():
         raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
     for name, least, most in (("seconds", 0.1, 3600), ("width", 16, 4096), ("height", 16, 4096)):
         if not least <= getattr(shot, name) <= most:
@@ -198,7 +196,7 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     opened = open_agent(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
-    backend: Backend = "gymnasium" if is_in_gymnasium(shot.env) else "auto"  # importing EnvPool is slow
+    backend: Backend = "gymnasium" if parse_env_name(shot.env).is_in_gymnasium else "auto"  # importing EnvPool is slow
     env = match_observation(shot.env, policy.observation_size, backend)
     filming = Filming(replace(shot, env=env), policy, on_picture)
     pictures = filming.render()
@@ -221,13 +219,14 @@ class Filming:
             agent.watch(self._batch)
         self._act, self._observations = agent.actor(1, 1), self._batch.reset()
         self._recorded = recorded_actions(shot, agent.actions)  # those that are still to be replayed
-        self._has_decoder = decoder_options(shot.env) is not None  # it calls _after_env_step for each step of a chunk
+        self._env_name = parse_env_name(shot.env)
         self._max_pictures = max(2, round(shot.seconds * self.rate))
 
     def render(self) -> list[np.ndarray]:
         """Run to the start of the film, then return all its pictures."""
         shot = self._shot
-        for _ in range(shot.center_step - round(shot.seconds * self._steps_a_second / (2 * chunk_length(shot.env)))):
+        half_film = round(shot.seconds * self._steps_a_second / (2 * self._env_name.chunk_length))  # in decisions
+        for _ in range(shot.center_step - half_film):
             self._step()
         self._pictures, self._steps = [_picture(self._env, shot)], 0
         while len(self._pictures) < self._max_pictures and (len(self._recorded) or not shot.actions):
@@ -242,7 +241,7 @@ class Filming:
         self._observations, ended = step.observations, step.terminated | step.truncated
         if ended.any() and isinstance(self._act, RecurrentActor):
             self._act.reset_memory(ended)
-        if not self._has_decoder:
+        if self._env_name.decoder is None:  # else it calls _after_env_step for each step of a chunk
             self._after_env_step(bool(ended[0]))
 
     def _after_env_step(self, ended: bool) -> None:
@@ -262,7 +261,7 @@ def recorded_actions(shot: Shot, space: ActionSpace) -> np.ndarray:
 
 def _make_envs(shot: Shot, on_step: Callable[[bool], None]) -> tuple[Any, Envs, float]:
     """Return the environment that renders, the batch of it in which a policy acts, and its steps per second."""
-    if not is_in_gymnasium(shot.env):
+    if not parse_env_name(shot.env).is_in_gymnasium:
         with _errors_mean_no_renderer():  # EnvPool renders robots into a context, and ends the process without one
             import mujoco
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Evaluation, addons_from_card, decoder_options, env_from_card, load_addon
+from repolicy.envs import Evaluation, addons_from_card, env_from_card, load_addon, parse_env_name
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -49,7 +49,8 @@ def push(
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
         # With the kind of action that decides, as in `deciding_first`.
-        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic=decoder_options(env) is None)
+        deterministic = parse_env_name(env).decoder is None
+        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic=deterministic)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
     card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())

@@ -14,9 +14,8 @@ from repolicy.envs import (
     Backend,
     Evaluation,
     check_trust,
-    decoder_options,
     evaluate,
-    is_in_gymnasium,
+    parse_env_name,
     probe_env,
 )
 from repolicy.envs.addons import Addon, Limit, combine_addons, with_weights
@@ -69,7 +68,7 @@ def write_report(
     check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    restore_decoder(folder.policy, decoder_options(request.env))
+    restore_decoder(folder.policy, parse_env_name(request.env).decoder)
     saved = read_policy(folder.policy)
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
@@ -126,7 +125,7 @@ def evaluate_with_prior(
 
 def evaluation_backend(request: Request) -> Backend:
     """Return Gymnasium where it has the environment, because films are rendered there; else the run's backend."""
-    if is_in_gymnasium(request.env):
+    if parse_env_name(request.env).is_in_gymnasium:
         with contextlib.suppress(RepolicyError):
             probe_env(request.env, "gymnasium")
             return "gymnasium"
@@ -267,7 +266,7 @@ def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) 
 
     This is the mean action, but sampled noise for a generative policy: nobody uses such a policy with mean noise.
     """
-    return (sampled, mean) if decoder_options(next(iter(mean.values())).env) else (mean, sampled)
+    return (sampled, mean) if parse_env_name(next(iter(mean.values())).env).decoder else (mean, sampled)
 
 
 def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:

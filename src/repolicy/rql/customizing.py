@@ -19,7 +19,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs import EnvLike, check_env, critic_keys, env_from_card, is_in_gymnasium, make_one_env, observed_keys
+from repolicy.envs import EnvLike, check_env, env_from_card, make_one_env, parse_env_name
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
@@ -306,10 +306,10 @@ def _make_env(request: Request) -> gymnasium.Env[Any, Any]:
     """Make the environment of a task, of `module:callable` or of a Gymnasium id, with the request's add-ons."""
     from repolicy.rql.wrapping import WithAddon
 
-    name = request.env
-    if not is_in_gymnasium(name):
+    name, parsed = request.env, parse_env_name(request.env)
+    if not parsed.is_in_gymnasium:
         raise UsageError(f"there is no task or environment {name!r}{nearest(name, {*TASKS, *gymnasium.registry})}")
-    if observed_keys(name) or critic_keys(name):
+    if parsed.observed_keys or parsed.critic_keys:
         problem = f"environment {name!r} names parts of a Dict, which Residual Q-learning does not take"
         raise UsageError(f"{problem}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
     env = make_one_env(name)

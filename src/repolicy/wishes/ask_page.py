@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from repolicy.envs import check_plain, check_same_env, is_in_gymnasium, make_one_env, open_wish
+from repolicy.envs import check_plain, check_same_env, make_one_env, open_wish, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
@@ -91,7 +91,7 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
 
 def steps_a_second(env: str) -> float:
     """Return the number of an environment's steps in one second of film."""
-    if not is_in_gymnasium(env):
+    if not parse_env_name(env).is_in_gymnasium:
         return 50.0
     made = make_one_env(env)
     rate = float(made.metadata.get("render_fps") or 30)

@@ -20,10 +20,10 @@ from repolicy.envs import (
     LearntWish,
     Networks,
     check_fit,
-    is_in_gymnasium,
     make_envs,
     match_observation,
     network_inputs,
+    parse_env_name,
     to_env_numbers,
 )
 from repolicy.errors import FileError, UsageError
@@ -113,7 +113,7 @@ def candidates(
         what = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
         raise UsageError(f"{what}: name 1 or more, of 2 steps or more, and noise above 0")
     env = match_observation(env, agent.observation_size)
-    backend = "gymnasium" if is_in_gymnasium(env) else "envpool"  # films can be made of these
+    backend = "gymnasium" if parse_env_name(env).is_in_gymnasium else "envpool"  # films can be made of these
     complete = list[Pairs]()
     for round_ in range(MAX_ROUNDS):
         random = np.random.default_rng([seed, round_])
