@@ -77,7 +77,7 @@ def test_a_dry_run_changes_nothing(
     assert torch.equal(weights(dry), weights(plain))
 
 
-@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_dry_run_is_what_the_first_step_logs(build: Callable[..., Any], kind: str, batches: int) -> None:
     """However many batches a step is made of."""

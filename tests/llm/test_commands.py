@@ -165,6 +165,7 @@ def test_people_read_numbers_and_warnings_as_of_other_commands(
         ("{low} --omega 0.1 --alpha 0", "alpha is 0"),
         ("{low} {low} --omega 0.1", "omega must differ"),
         ("{low} --omega 0.1 --trained-at 0.1", "not of the form omega,alpha"),
+        ("{low} --omega 0.1 --trained-at 0.1,0.2 0.3,0.2", "has omega,alpha of 2 models, for 1 model to generate with"),
         ("runs/lo --omega 0.1", "there is no folder runs/lo;"),
     ],
 )

@@ -49,6 +49,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build) -> None:
 
 ADAPTER = LoraConfig(target_modules=["q_proj"])
 ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
+CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
 NOISE = {"neftune_noise_alpha": 5.0, "peft_config": ADAPTER}
 NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion": "e"}
 
@@ -80,6 +81,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"scale_rewards": "group"}, "scale_rewards is 'group'"),
         ("grpo", BOTH, {"beta": 0.1}, "beta is 0.1"),
         ("grpo", BOTH, {"loss_type": "grpo"}, "divide every token by the same number"),
+        ("grpo", BOTH, {"loss_type": "dapo", **CUT}, "would not divide every token of a step by the same number"),
         ("grpo", BOTH, {"returns": "both"}, "'onward' or 'whole'"),
         ("grpo", BOTH, {"gamma": 0.9}, "set returns='onward'"),
         ("grpo", BOTH, ONWARD | {"gamma": 1.5}, "gamma is 1.5; it must be 0 or greater and at most 1"),

@@ -194,7 +194,7 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     cases: list[tuple[int, str, list[object]]] = [
         (2, "there is no task or environment 'cartpol'; did you mean", ["train", "cartpol", "--alpha", 1]),
         (2, "is no task", ["train", WALK]),
-        (2, "; did you mean cartpole?; for another environment give --alpha", ["train", "cartpol"]),
+        (2, "cartpol is no task, so it needs an --alpha; did you mean cartpole?", ["train", "cartpol"]),
         (2, "alpha is 0; soft Q-learning needs a temperature above 0", ["train", "cartpole", "--alpha", 0]),
         (2, "unknown field 'learning_rat'; did you mean learning_rate or", ["train", "cartpole", "--settings", odd]),
         (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1, "--trust"]),

@@ -232,7 +232,7 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
         env.reset(seed=1)
     for _ in range(SKIPPED_STEPS):
         assert len({env.step(np.ones(1))[1] for env in envs}) == 1
-    with pytest.raises(UsageError, match="soft Q-learning knows no price on unfamiliar states"):
+    with pytest.raises(UsageError, match=r"no density of the prior's states .* repolicy\.rql\.customize"):
         ResidualSAC(Bounded(), objective, constant(MEAN, STD))
 
 

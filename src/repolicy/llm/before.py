@@ -49,7 +49,10 @@ def dry_run(trainer: Any) -> dict[str, float]:
         steps = trainer.args.gradient_accumulation_steps
         trainer.current_gradient_accumulation_steps = steps
         batches, items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), steps, trainer.args.device)
-        loss = sum(trainer.training_step(trainer.model, batch, items).item() for batch in batches)
+        loss = 0.0
+        for number, batch in enumerate(batches, 1):
+            trainer.accelerator.sync_gradients = number == len(batches)  # as in a run: whether the step ends here
+            loss += trainer.training_step(trainer.model, batch, items).item()
         norms = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
         logged = trainer._metrics["train"]
         metrics = {name: float(np.mean(logged[name])) for name in logged if logged[name] and name != "step_time"}

@@ -372,6 +372,9 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig, others: dict[str,
     if args.loss_type not in COMMON_DIVISOR_LOSSES:
         losses = ", ".join(COMMON_DIVISOR_LOSSES)
         raise UsageError(f"loss_type is {args.loss_type!r}; only {losses} divide every token by the same number")
+    if args.loss_type == "dapo" and args.gradient_accumulation_steps > args.steps_per_generation * args.num_iterations:
+        problem = "with several generations in a step, loss_type 'dapo' would not divide every token of a step by the"
+        raise UsageError(f"{problem} same number: raise steps_per_generation, or leave loss_type out")
     if args.returns not in ("onward", "whole"):
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:

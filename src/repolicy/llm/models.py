@@ -155,7 +155,8 @@ def generate(
     """Return `count` responses to each prompt with the dial at omega; models and prior are folders or hub names."""
     check_sampling_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
-        raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
+        weighted, named = counted(len(trained_at), "model"), counted(len(models), "model")
+        raise UsageError(f"--trained-at has omega,alpha of {weighted}, for {named} to generate with")
     anchors = [read_objective(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
     coefficients = dial_coefficients(anchors, omega, alpha)
     prior_model, tokenizer = load_prior(prior)

@@ -128,7 +128,7 @@ def train(
     if objective.alpha is None:
         source = task_of(asked.env) if before is None else before.objective
         if source is None:
-            raise UsageError(f"{asked.env} is no task{nearest(asked.env, TASKS)}; for another environment give --alpha")
+            raise UsageError(f"{asked.env} is no task, so it needs an --alpha{nearest(asked.env, TASKS)}")
         objective = replace(objective, alpha=source.alpha)
     defaults = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
     request = _request(asked.env, objective, complete_settings(settings, defaults), asked.addons)

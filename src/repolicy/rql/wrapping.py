@@ -213,6 +213,9 @@ def frozen_prior(
     """Return a frozen copy of the prior; raise if it does not fit the environment or the objective."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
+    if objective.states and density is None and env_spaces.actions.kind == "continuous":
+        remedy = "take repolicy.rql.customize, which fits one, or leave states at 0"
+        raise UsageError(f"states is {objective.states:g}, and no density of the prior's states was given: {remedy}")
     check_supported(objective, "soft Q-learning", states=density is not None)
     if objective.reads_prior and prior is None:
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
