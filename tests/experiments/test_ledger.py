@@ -1,8 +1,11 @@
 """Ledgers: how they grow, what made each row, what is older than its code, and statistics of few seeds."""
 
+import argparse
+import importlib
 import json
 import math
 import re
+import shlex
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from experiments import stale, statistics
 from experiments.ledger import Ledger, checksum, current_command, current_commit
 from experiments.statistics import bootstrap_interval, iqm, mean, mean_and_error, permutation_p_value
+from repolicy.cli import main as cli
 from repolicy.errors import FileError
 
 
@@ -153,6 +157,34 @@ def test_every_row_names_its_command_and_its_commit(path: Path) -> None:
         assert set(row.get("filled_in", [])) <= {"command", "commit"}
         if "key" in row:  # of a ledger
             assert row["sha256"] == checksum({name: value for name, value in row.items() if name != "sha256"})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_every_command_of_a_row_is_understood(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
+        found = parse(parser, words)
+        if parser.prog == "python -m experiments.llm":  # one of its programs parses the rest
+            return found
+        raise SystemExit(0)  # it would be 2 for words that are not understood
+
+    for command in {json.loads(line)["command"] for line in path.read_text().splitlines()}:
+        program, *words = shlex.split(command)
+        if program == "repolicy":
+            if words[0] in cli.GROUPS:
+                cli._parse_in_group(*words)
+            else:
+                cli._parse_command(words[0], words[1:])
+            continue
+        assert words[0] == "-m", f"{command}: a script does not find the other folders"
+        module = importlib.import_module(words[1].replace(".llm", ".llm.__main__"))
+        with monkeypatch.context() as patch:
+            patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+            patch.setattr("sys.argv", words[1:])
+            with pytest.raises(SystemExit) as ended:
+                module.main()
+        assert ended.value.code == 0, command
 
 
 def test_a_ledger_names_both_where_the_row_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
