@@ -1,12 +1,14 @@
-"""Measure what a nat of each shipped prior is worth, and write it into the ledger and the priors' cards.
+"""Measure what a nat of each shipped prior is worth.
 
     python -m experiments.nat_worth
+    python -m experiments.nat_worth --ship      # write what the ledger has into the shipped priors' cards
 
-With `--std 0.7`, sampled actions have 0.7 of the prior's std. A nat is still one of the prior, and no card is written.
+With `--std 0.7`, sampled actions have 0.7 of the prior's std. A nat is still one of the prior.
 Priors in the ledger are not measured again.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -33,13 +35,17 @@ def measure(name: str, episodes: int, std: float) -> Row:
     return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(worth)}
 
 
-@campaign.program("ledger", episodes=256, priors=tuple(shipped_names()), std=1.0)
-def main(options: campaign.Options) -> None:
+def ship(rows: campaign.Rows, names: Iterable[str]) -> None:
+    """Write the worths that were measured into the cards of the shipped priors."""
+    for name in names:
+        worth = {part: rows[name][part] for part in ("value", "error", "episodes")}
+        add_to_card(find_policy(name), {"nat_worth": worth})
+
+
+@campaign.program("ledger", episodes=256, priors=tuple(shipped_names()), std=1.0, ship=False)
+def main(options: campaign.Options) -> campaign.Measurements:
+    if options.ship:
+        ship(Ledger(options.ledger).by_key(), options.priors)
+        return {}
     narrower = "" if options.std == 1.0 else f" --std {options.std:g}"
-    keys = {name + narrower: name for name in options.priors}
-    campaign.measure_missing(
-        options.ledger, {key: partial(measure, name, options.episodes, options.std) for key, name in keys.items()}
-    )
-    for key, row in Ledger(options.ledger).by_key().items():
-        if key in keys and not narrower:
-            add_to_card(find_policy(key), {"nat_worth": {part: row[part] for part in ("value", "error", "episodes")}})
+    return {name + narrower: partial(measure, name, options.episodes, options.std) for name in options.priors}

@@ -9,7 +9,7 @@ import torch
 from tiny_envs import tiny
 from worth_known import optimum
 
-from experiments import dial, found, handed_out, planning, real_robot, robot_film
+from experiments import dial, found, handed_out, nat_worth, planning, real_robot, robot_film
 from experiments.episodes import play_episodes
 from experiments.ledger import Ledger
 from repolicy.envs.addons import combine_addons
@@ -31,6 +31,18 @@ def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: py
         optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), None
     )
     assert wish["objective"] == seen["sampled"]["addon"]
+
+
+def test_shipped_priors_change_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    worth = {"value": 0.25, "error": 0.01, "episodes": 8}
+    Ledger(tmp_path / "worths.jsonl").add({"key": "hopper"} | worth)
+    written: list[object] = []
+    monkeypatch.setattr(nat_worth, "add_to_card", lambda path, content: written.append((path.stem, content)))
+    for words in ([], ["--ship"]):
+        ledger = ["--ledger", str(tmp_path / "worths.jsonl"), "--priors", "hopper"]
+        monkeypatch.setattr("sys.argv", ["nat_worth", *ledger, *words])
+        nat_worth.main()
+        assert written == [("hopper", {"nat_worth": worth})] * len(words)
 
 
 def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
