@@ -48,6 +48,11 @@ def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.Capture
     assert printed(capsys, *words.split(), "--help").startswith(f"usage: repolicy {words.split()[0]} ")
 
 
+def test_usage_tells_which_words_may_be_left_out() -> None:
+    assert pages.help_page(EVERY["doctor"], "doctor").startswith("usage: doctor [RUN] [options]\n")
+    assert pages.help_page(EVERY["compare"], "compare").startswith("usage: compare OLD NEW [options]\n")
+
+
 def test_settings_stand_in_groups_with_ten_first() -> None:
     text = pages.help_page(Customize, "repolicy customize")
     titles = [title.capitalize() for title in pages.GROUPS]

@@ -45,7 +45,7 @@ class Compare(RunsPolicy):
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Library that runs the environment."""
     vary: Repeated = ()
-    """An option of the environment and a range, NAME=LOW..HIGH: compare at five values of it, too. At most two."""
+    """An option of the environment and a range, NAME=LOW..HIGH: compare at five values of it. At most two."""
     of_new: Repeated = ()
     """Option for reading the new policy's file, NAME=VALUE, such as std=0.2; --std is for the old one. Repeatable."""
     out: Path | None = None

@@ -340,7 +340,8 @@ def help_page(command: type, prog: str) -> str:
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
     used = [option for option in options(command) if option.name not in unused]
     positional = [option for option in used if option.metavar]
-    usage = " ".join([*(option.metavar for option in positional), "[options]"])
+    words = [option.metavar if option.default == "(required)" else f"[{option.metavar}]" for option in positional]
+    usage = " ".join([*words, "[options]"])
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
     for option in positional:
         lines += ["", *_help_lines(option)]
