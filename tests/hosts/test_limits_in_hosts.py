@@ -183,6 +183,14 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     assert "errors are larger" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("keep", "limit"), [(0.9, "basic_reward>=-1.1"), (0.5, "")])
+def test_another_share_than_the_saved_one_is_to_be_measured_anew(keep: float, limit: str) -> None:
+    saved, again = Steering(weights(0.3, 0.2), keep=0.9), Steering(weights(0.3, 0.2), keep=keep)
+    saved.hold_share("basic_reward>=-1.1")
+    again.resume(saved.state())
+    assert again.kept_limit == limit
+
+
 @pytest.mark.parametrize("std", [0.5, 0.2])
 def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None:
     """A step costs the squares of its two actions, so those of noise are its variance; the prior's std is 0.5."""

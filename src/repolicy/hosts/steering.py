@@ -144,6 +144,7 @@ class Steering:
             "iterations": self.iterations,
             "off_budget": self.budget_violation,
             "kl_budget": self.kl_budget,
+            "keep": self.keep,
             "kept": self.kept_limit,
             "gap": self.sampling_gap,
             "earns": self.earnings_by_age,
@@ -160,15 +161,16 @@ class Steering:
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
         """Continue from `state`, with its weights and its budget.
 
-        `named` and `budget` are what today's settings name. A budget named today replaces that of the state. Where
-        a weight named today differs from the state's, all of today's weights stay; but not where a budget moves them.
+        `named` and `budget` are what today's settings name. A budget named today replaces that of the state, and
+        another share to keep is to be measured anew. Where a weight named today differs from the state's, all of
+        today's weights stay; but not where a budget moves them.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
         today = {name: getattr(named, name, None) for name in WEIGHTS}
         unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
         self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
-        if self.keep and state.get("kept"):
+        if self.keep and state.get("kept") and state.get("keep", self.keep) == self.keep:
             gap, earnings = state.get("gap", 0.0), state.get("earns", (0.0,))
             self.hold_share(state["kept"], sampling_gap=gap, earnings_by_age=earnings)
             self.later_earnings = state.get("later", 0.0)
