@@ -1,5 +1,7 @@
 """Policies of ours as rsl_rl's actors, and the other way round."""
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from small import small_policy
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import ACTIONS, SIZE, Drift, settings
+from runners import checkpoint, residual
 
 from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import from_repolicy, to_repolicy
@@ -51,3 +54,13 @@ def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
 def test_a_std_that_the_actor_would_cut_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range of 0.9 to 2: widen it"):
         from_repolicy(small_policy(hidden=(16, 16)), actor_with({"std_range": [0.9, 2.0]}))
+
+
+def test_notes_on_a_prior_that_actor_and_algorithm_open_are_printed_once(tmp_path: Path) -> None:
+    config = settings(algorithm=residual(str(checkpoint(tmp_path))))
+    config["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        OnPolicyRunner(Drift(), config, None, "cpu")
+    notes = [str(each.message) for each in caught if "activation" in str(each.message)]
+    assert len(notes) == 1

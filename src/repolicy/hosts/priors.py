@@ -60,7 +60,8 @@ def open_prior(prior: Any) -> OpenedPolicy:
         found = OpenedPolicy(prior_label(path), frozen(path) if isinstance(path, Policy) else path)
     for note in found.notes:
         message = in_python_terms(note)
-        warnings.warn(message if message == note else message + READING_HINT, stacklevel=3)
+        message = message if message == note else message + READING_HINT
+        warnings.warn(message, stacklevel=1)  # from here, so that a prior that is opened twice says it once
     if isinstance(found.agent, ConditionedPolicy):
         raise UsageError(found.agent.missing_dials_message("the prior"))
     return found
