@@ -198,7 +198,8 @@ def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
     with torch.no_grad():
         policy.network.weights[-1].zero_()
     save_policy(tmp_path / "policy", policy, {})
-    assert inspect(tmp_path / "policy")["std"] == told
+    found = inspect(tmp_path / "policy")
+    assert (found["std"], found["steps"]) == (told, ""), "its card tells no steps, so neither does this"
 
 
 @pytest.mark.parametrize("option", ["--std 0.3", "--temperature 2", "--vecnormalize none", "--file-activation tanh"])

@@ -176,7 +176,7 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
         "objective": _objective_words(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": f"{'inside' if saved.prior is not None else 'not in'} this file",
-        "steps": f"{card.get('steps', 0):,}",
+        "steps": f"{card['steps']:,}" if "steps" in card else "",
         "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBE_COUNT} log-probabilities reproduced",
