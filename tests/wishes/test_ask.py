@@ -72,7 +72,7 @@ def synthetic(pairs: Pairs, wish: str, where: Path) -> Path:
     """A person who wants this, and is never wrong."""
     told = combine_addons([wish]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
     lines = [
-        {"page": pairs.page, "pair": p, "answer": "left" if left > right else "right", "seconds": 1.0}
+        {"page": pairs.page, "pair": p, "answer": "left" if left > right else "right", "seconds": 1.0 + p}
         for p, (left, right) in enumerate(told)
     ]
     where.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -129,21 +129,40 @@ def test_what_several_people_answer_counts_all(
         return float(open_wish(str(out)).theta[0]), capsys.readouterr().err
 
     alone, said = told("one")
-    assert "40 answers to 40 pairs, in each of 1 file the last to a pair" in said
+    assert "40 answers to 40 pairs in 1 file (and 0 times “cannot tell”)" in said
     assert told("both")[0] == pytest.approx(-alone)
-    twice, said = told("one", "one")
+    (tmp_path / "again.jsonl").write_text(one.read_text().replace(".0}", ".5}"))
+    twice, said = told("one", "again")
     assert twice < alone < -1.0  # who says it twice is believed more
-    assert "80 answers to 40 pairs, in each of 2 files the last to a pair" in said
+    assert "80 answers to 40 pairs in 2 files" in said
+    (tmp_path / "half.jsonl").write_text("".join(one.read_text().splitlines(True)[:20]))
+    assert told("half", "one")[0] == alone  # the same page, saved in the middle and at the end
     files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
     assert "tell no difference" in failed(capsys, "infer", *files, "--asked", tmp_path, "--features", "next[2]^1")
+
+
+def test_features_of_ones_own_are_named_in_the_add_on_to_type(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def bend(o, a, n, i): return abs(n[:, 2:3])\n")
+    pairs = pool(policy, 20)
+    pairs.write(tmp_path)
+    answers = synthetic(pairs, f"{__file__}:slow", Path("a.jsonl"))
+    main(["infer", str(answers), "--asked", ".", "--features", "own.py:bend", "--json"])
+    said = capsys.readouterr()
+    addon = f"wish.safetensors(features=own.py:bend)={1 / json.loads(said.out)['spread']:.3g}"
+    name, _, weight = addon.rpartition("=")
+    assert f"--addon '{name}'={weight} makes it 1" in said.err
+    assert repolicy.evaluate(policy, episodes=1, longest=20, addon=addon).addon is not None
 
 
 @pytest.mark.long
 def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> None:
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
-    answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
-    learn_from_answers([pairs], [answers]).write(tmp_path / "w.safetensors")
+    answers = read_answers([synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl")], [pairs])
+    learn_from_answers([pairs], answers).write(tmp_path / "w.safetensors")
     assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
         0, abs=1e-4
     )  # answers tell nothing of what every step is paid
@@ -155,8 +174,8 @@ def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> Non
 
 def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: Path) -> None:
     pairs = pool(policy, 60)
-    answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
-    few = {key: value for key, value in answers.items() if key[1] < 20}
+    answers = read_answers([synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl")], [pairs])
+    few = {key: value for key, value in answers[0].items() if key[1] < 20}
     wish = learn_from_answers([pairs], [few], "next^1")
     chosen = choose_pairs(pairs, 10, wish)
 
@@ -214,7 +233,7 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     saved = tmp_path / f"answers-{pairs.page}.jsonl"
     WebDriverWait(browser, 10).until(lambda _: saved.exists())
     assert told.text == f"Saved as {saved.name}, for repolicy infer."
-    assert read_answers(saved, [Pairs.read(tmp_path)]) == {(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}
+    assert read_answers([saved], [Pairs.read(tmp_path)]) == [{(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}]
     assert [json.loads(line)["seconds"] > 0 for line in saved.read_text().splitlines()] == [True] * 4
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
@@ -288,7 +307,7 @@ def _push(observations: np.ndarray) -> np.ndarray:
         (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
         (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
         (["ask", f"{__file__}:{_push.__name__}", "--std", "0.2", "--env", PENDULUM], "runs as it is, and this needs"),
-        (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),
+        (["infer", "none.jsonl", "--asked", "nowhere"], "nowhere is no folder that `repolicy ask` wrote"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--policy", "hopper"], "leave out one of them"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--env", PENDULUM], "--env is for a record of take-overs"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--passed", "0"], "--passed is for a record of take-overs"),

@@ -295,6 +295,16 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
 
 
+def test_the_loop_learns_features_of_ones_own(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def pushed(o, a, n, i): return a[:, :1]\n")
+    own = f"{tmp_path / 'my.py'}:pushed"
+    teaching = Teaching(
+        str(policy), PENDULUM, own, 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, updates=1, alone_steps=480
+    )
+    done = learn_wish(teaching, tmp_path / "out", person(wants), rounds=2, steps=120)
+    assert done[1].policy == str(tmp_path / "out" / "round-0" / "run-0")
+
+
 def test_a_stop_while_it_customizes_stops_the_loop(policy: Path, tmp_path: Path) -> None:
     """The run stops where it can go on, so what it has learnt by then is no round's policy."""
 
@@ -397,4 +407,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),
     ):
         assert why in failed(capsys, "infer", *words)
+    Path("code.jsonl").write_text(all_mine.replace(PENDULUM, "os:system?command=touch owned"))
+    assert "code.jsonl names code that would be run: os:system" in failed(capsys, "infer", "code.jsonl", *mine)
+    assert not Path("owned").exists()
     assert "need a terminal or a window" in failed(capsys, "takeover", policy, "--keys", "terminal", "--steps", "5")

@@ -101,7 +101,7 @@ class Infer(InferenceOptions, RunsPolicy):
     wish: str = ""
     """For a record: the wish to which that policy was customized; none for a prior."""
     env: str | None = None
-    """For a record without the name of its environment: that name."""
+    """For a record that names no environment, or code as its environment: that name."""
     out: Path = Path("wish.safetensors")
     """The wish's file."""
 
@@ -135,13 +135,14 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def _learn_from_answers(self, terminal: Terminal) -> tuple[Any, dict[str, Any]]:
         """Return the wish learnt from answers, and further values for --json."""
+        from repolicy.envs import wish_request
         from repolicy.wishes.pairs import Pairs, learn_from_answers, read_answers, std_of_reward
 
         for name in ("env", "alpha", "before", "settle", "passed", "length", "alone", "policy", "wish"):
             if getattr(self, name) != getattr(Infer, name):
                 raise UsageError(f"--{name} is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
-        answers = [read_answers(Path(name), pages) for name in self.data]
+        answers = read_answers([Path(name) for name in self.data], pages)
         wish = learn_from_answers(pages, answers, self.features)
         spread = std_of_reward(pages, wish)
         decided = [pair for values in answers for pair, value in values.items() if value is not None]
@@ -149,16 +150,16 @@ class Infer(InferenceOptions, RunsPolicy):
         if spread <= 1e-12:  # contradictory answers leave a reward of rounding errors
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
         terminal.say(
-            f"{counted(len(decided), 'answer')} to {counted(len({*decided}), 'pair')}, in each of "
-            f"{counted(len(answers), 'file')} the last to a pair, and {undecided} times it could not be told; over the "
-            f"clips' steps the reward has a standard deviation of {spread:.3g}; --addon "
-            f"{quote(str(self.out))}={1 / spread:.3g} makes it 1"
+            f"{counted(len(decided), 'answer')} to {counted(len({*decided}), 'pair')} in "
+            f"{counted(len(answers), 'file')} (and {undecided} times “cannot tell”); over the clips' steps the reward "
+            f"has a standard deviation of {spread:.3g}; --addon "
+            f"{quote(wish_request(self.out, self.features))}={1 / spread:.3g} makes it 1"
         )
         return wish, {"answers": len(decided), "spread": spread}
 
     def _infer_from_records(self) -> tuple[Any, dict[str, Any]]:
         """Return the wish inferred from records of take-overs, and further values for --json."""
-        from repolicy.envs import open_wish
+        from repolicy.envs import check_trust, open_wish
         from repolicy.priors import open_agent
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
@@ -166,6 +167,8 @@ class Infer(InferenceOptions, RunsPolicy):
         if any(read_bytes(Path(name)).lstrip().startswith(b'{"page"') for name in self.data):
             raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
         records = [Record.read(Path(name), self.env or "") for name in self.data]
+        for name, record in zip(self.data, records, strict=True):
+            check_trust(name, self.trust or self.env is not None, env=record.env)
         for name in ("features", "policy", "alpha"):
             if getattr(self, name) in ("", None):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")

@@ -58,7 +58,15 @@ from repolicy.envs.step import (
 )
 from repolicy.envs.trust import TRUST_HINT, addons_from_card, check_trust, env_from_card
 from repolicy.envs.watchdog import ENV_CALL, Watchdog
-from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, network_inputs, open_wish
+from repolicy.envs.wish_file import (
+    Features,
+    LearntWish,
+    Networks,
+    check_same_env,
+    network_inputs,
+    open_wish,
+    wish_request,
+)
 from repolicy.envs.wrapped import DialedEnvs, DialPositions
 
 __all__ = ["addons", "registered"]

@@ -197,9 +197,14 @@ def _open_wish(path: Path, features: str, modified: int) -> LearntWish:
     if not (features or needs_no_code(named_features)):
         code = printable(named_features, 200)
         message = f"{path} names code that would be run: {code}; if you trust it, type that yourself"
-        raise UsageError(f"{message}: '{path}(features={code})'")
+        raise UsageError(f"{message}: '{wish_request(path, code)}'")
     theta, covariance = (tensors[name].double().numpy() for name in ("theta", "covariance"))
     return LearntWish(*origin, Features.of(features or named_features), tuple(header["names"]), theta, covariance)
+
+
+def wish_request(path: Path, features: str) -> str:
+    """Return the name of a wish's file as a user types it: with its features, if they are code."""
+    return str(path) if needs_no_code(features) else f"{path}(features={features})"
 
 
 def is_wish_file(request: str) -> bool:

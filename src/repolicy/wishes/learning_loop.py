@@ -20,6 +20,7 @@ from repolicy.envs import (
     make_one_env,
     probe_env,
     to_env_actions,
+    wish_request,
 )
 from repolicy.errors import UsageError, check_counts
 from repolicy.learning.training import customize
@@ -229,8 +230,8 @@ class Teaching:
                     )
             wish.write(path)
             result = self.customizing(
-                self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),
-                env=self.env, resume=True, trust=self.trust, progress=False,
+                self.prior, wish_request(path, self.features), residual(self.omega, self.alpha, self.states), run,
+                dict(self.settings or {}), env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip
             if not result.finished:
                 raise KeyboardInterrupt

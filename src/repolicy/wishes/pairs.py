@@ -85,6 +85,8 @@ class Pairs:
     @classmethod
     def read(cls, folder: Path) -> "Pairs":
         """Read the pairs of a folder that `ask` wrote."""
+        if not (folder / FILE).is_file():
+            raise FileError(f"{folder} is no folder that `repolicy ask` wrote: it has no {FILE}")
         tensors, header = read(folder / FILE, "pairs")
         check_shape(header, {"env": str, "policy": str}, str(folder / FILE))
         if {*tensors} != {*ARRAYS} or any(len(each) != len(tensors["seeds"]) for each in tensors.values()):
@@ -187,11 +189,24 @@ VALUES = {"left": 1.0, "right": 0.0, "alike": 0.5, "unknown": None}
 Answers = dict[tuple[int, int], float | None]  # of one person, by (page, pair)
 
 
-def read_answers(path: Path, pages: Sequence[Pairs]) -> Answers:
-    """Read a file of answers. Keys are (index in `pages`, pair); of several answers to a pair the last one counts."""
+def read_answers(paths: Sequence[Path], pages: Sequence[Pairs]) -> list[Answers]:
+    """Read files of answers. Keys are (index in `pages`, pair); of several answers to a pair in a file the last counts.
+
+    A line that an earlier file has as well is the same answer, saved twice, and counts once.
+    """
+    answers, seen = list[Answers](), set[str]()
+    for path in paths:
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+        answers.append(_parse_answers(path, ["" if line in seen else line for line in lines], pages))
+        seen |= {*lines}
+    return answers
+
+
+def _parse_answers(path: Path, lines: Sequence[str], pages: Sequence[Pairs]) -> Answers:
+    """Return the answers in the lines of a file, without empty ones."""
     indices = {page.page: index for index, page in enumerate(pages)}
     answers: Answers = {}
-    for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
