@@ -122,6 +122,8 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         found = decide(residual(states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
     assert decide(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
+    for omega in (None, "auto"):  # a share to keep moves omega in either case, and leaves the price on states
+        assert decide(residual(omega), known, ENV, (), replace(FEW, keep=0.9)).objective == residual(0.25, 0.7, 0.25)
     unknown = worth | {"error": 0.2}
     for asked, card in ((residual(), {"nat_worth": unknown}), (residual("auto"), {"nat_worth": worth})):
         held = decide(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)

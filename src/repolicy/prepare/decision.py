@@ -91,6 +91,8 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
         return PriorTerms("auto", states)
+    if settings.keep is not None and omega == "auto":
+        omega = None  # a share to keep moves omega in any case, from what is chosen where none is named
     if not finder.nats_have_worth:
         return PriorTerms("auto" if omega is None else omega, states)
     if omega is None:
