@@ -52,7 +52,7 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
         return "unknown"
     size = abs(value if like is None else like)
     digits = 0 if size >= 10_000 else 1 if size >= 20 else 2
-    if 1e-9 < size < 0.1:  # two significant digits
+    if 1e-7 < size < 0.1:  # two significant digits; what is smaller is rounding in single precision
         digits = 1 - math.floor(math.log10(size))
     value = round(value, digits) + 0.0  # −0.0 becomes 0.0
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")

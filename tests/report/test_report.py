@@ -202,7 +202,14 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(12345.6, "12,346"), (-3.14159, "−3.14"), (54.32, "54.3"), (float("nan"), "unknown"), (-0.0004, "−0.00040")],
+    [
+        (12345.6, "12,346"),
+        (-3.14159, "−3.14"),
+        (54.32, "54.3"),
+        (float("nan"), "unknown"),
+        (-0.0004, "−0.00040"),
+        (7.2e-9, "0.00"),
+    ],
 )
 def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
     assert number(value) == said
