@@ -157,6 +157,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
     assert said not in typed(capsys, "evaluate", "run/policy.safetensors", "--episodes", "1")[2]
+    assert said in typed(capsys, "report", "run")[2]
 
 
 @pytest.mark.parametrize(

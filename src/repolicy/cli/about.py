@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from repolicy.cli.options import Command, Positional, defaults_by_env
+from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
 from repolicy.loading import PYTHON
 from repolicy.prepare.defaults import train_defaults
@@ -58,6 +59,7 @@ class Report(Command):
 
         terminal = Terminal()
         if (self.source / "run.json").exists():
+            warn_of_unfinished(self.source)
             path = write_report(self.source, say=terminal.say, trust=self.trust)
         else:
             path, verdict = write_host_report(self.source)
