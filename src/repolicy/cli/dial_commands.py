@@ -114,7 +114,7 @@ class Dial(Command):
         title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
         if swept.is_curve:
             terminal.say(swept.verdict)
-        terminal.numbers(f"{env}: {title}", *swept.table())
+        terminal.numbers(f"{env}: {title}; {swept.basis}", *swept.table())
         terminal.say(f"report: {report}")
         return as_dict(policy, swept) | {"report": str(report)}
 

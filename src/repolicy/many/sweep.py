@@ -317,7 +317,7 @@ def _evaluate_all(
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
     def evaluated_point(name: str, omega: float, place: Path, policy: Policy) -> Point:
-        say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
+        say(f"evaluating {name}: {counted(episodes, 'episode')} with the mean action, {episodes} sampled")
         with ranks.one_thread():
             return Point(omega, place, *evaluate_point(policy, prior, request["env"], addon, episodes, backend))
 

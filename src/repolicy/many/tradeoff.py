@@ -201,8 +201,14 @@ class SweepResult:
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 
+    @property
+    def basis(self) -> str:
+        """The kind of action that the table's numbers are of, in words."""
+        action = "mean action" if self.prior.main_evaluation.deterministic else "sampled"
+        return f"{action} (log prior and KL: sampled)"
+
     def __repr__(self) -> str:
-        lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains"]
+        lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]
         lines.append(format_table(*self.table()))
         chosen = self.knee if self.knee is not None else self.best
         if chosen is not None and "settings" in self.request:  # a dial has no settings

@@ -51,7 +51,7 @@ def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _
     price = f"a price of {states:.3g} for a nat of new states; " if states else ""
     alpha_words = "the same" if alpha == "omega" else f"{alpha:g}"
     lead = (
-        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {alpha_words}; {price}"
+        f"{len(swept.points)} values of ω′, the reward for a nat of the prior; α̂ {alpha_words}; {price}"
         f"{swept.request['settings']['steps']:,} environment steps each. {capitalized(swept.verdict)}."
     )
     failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
