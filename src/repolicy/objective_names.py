@@ -92,7 +92,9 @@ def check_supported(objective: Objective, host: str, states: bool = False, range
     """
     if objective.dials and not ranges:
         name = objective.dials[0].name
-        raise UsageError(f"{name} is a range, and {host} takes one number: ranges are for `repolicy customize`")
+        raise UsageError(
+            f"{name} is a range, and {host} takes one number: ranges are for `repolicy customize` and rsl_rl"
+        )
     if not objective.is_set and not ranges:
         raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
     unknown = {"bonus": "entropy in the loss"}

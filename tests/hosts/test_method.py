@@ -102,6 +102,12 @@ def test_a_weight_that_is_named_anew_goes_before_a_budget_that_was_found() -> No
     assert (named.kl_budget, named.objective.omega) == (2.0, 0.5)  # nothing is named otherwise
 
 
+def test_a_budget_of_log_prior_goes_on_where_nothing_is_named() -> None:
+    steering = Steering(residual())
+    steering.resume(Steering(residual(0.5, 0.25), log_prior_budget=1.0).state(), steering.objective)
+    assert (steering.log_prior_budget, steering.kl_budget, steering.objective.omega) == (1.0, None, 0.5)
+
+
 def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
     method, rates = Method(Steering(residual(0.5, 0.25), critic_warmup=1), Pushing()), list[float]()
     method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))

@@ -311,11 +311,13 @@ class ResidualPPO(PPO):
 
     def read_limit_values(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
         """Return the quantities that have limits, each `[N]`."""
+        if self.addon is not None:  # then the environment's own reward is the old one
+            extras = {"basic_reward": rewards} | extras
         return [self._read_extra(extras, rewards, name, why) for name, why in self.steering.required_entries]
 
     def _read_extra(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
-        """Return an entry `[N]` of the environment's extras. Beside an add-on, its own reward is `basic_reward`."""
-        value = read_entry({"basic_reward": rewards} | extras if self.addon else extras, name, "extras", why)
+        """Return an entry `[N]` of the environment's extras."""
+        value = read_entry(extras, name, "extras", why)
         if not isinstance(value, Tensor) or value.numel() != rewards.numel():
             must = f"must be a tensor of {rewards.numel()} numbers, one an environment"
             raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")

@@ -144,6 +144,7 @@ class Steering:
             "iterations": self.iterations,
             "off_budget": self.budget_violation,
             "kl_budget": self.kl_budget,
+            "log_prior_budget": self.log_prior_budget,
             "keep": self.keep,
             "kept": self.kept_limit,
             "gap": self.sampling_gap,
@@ -177,7 +178,7 @@ class Steering:
         for each in (self.priced_limits, self.kept_share):
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:
-            self.kl_budget = state.get("kl_budget")
+            self.kl_budget, self.log_prior_budget = state.get("kl_budget"), state.get("log_prior_budget")
         if self.settings.budget is not None or unchanged:
             self.objective = replace(self.objective, **weights)
         self._check_budget()
