@@ -16,10 +16,12 @@ from made_graphs import graph, node, onnx, run, script, stacked
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors.opening import open_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.onnx_graphs import TYPES, _array
@@ -202,6 +204,15 @@ def test_several_inputs_cannot_be_copied(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Add", "a b", "out")], {}, ("a", "b"))
     with pytest.raises(CannotCopyError, match=r"takes 2 inputs \(a, b\)"):
         describe(path)
+
+
+def test_inspect_tells_a_generative_policy_and_the_size_of_its_noise(tmp_path: Path) -> None:
+    path = graph(tmp_path / "flow.onnx", [node("Add", "obs noise", "out")], {}, ("obs", "noise"))
+    with pytest.raises(FileError, match="as a generative policy does: customize takes it with --noise 5 and --chunk"):
+        open_policy(path, Options(std=0.2))
+    facts = inspect(path)
+    assert facts["kind"] == "a generative policy as an ONNX graph"
+    assert "--std" not in facts["missing"]
 
 
 def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> None:

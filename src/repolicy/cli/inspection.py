@@ -302,7 +302,7 @@ def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
 
 def _describe_uncopied(file: PolicyFile, reason: FileError) -> dict[str, Any]:
     """Describe another library's policy that cannot be copied but may be run; raise the reason if it cannot be run."""
-    from repolicy.priors.running import graph_signature
+    from repolicy.priors.running import NeedsNoiseError, graph_signature
 
     if file.format not in RUNNABLE_FORMATS:
         raise reason
@@ -315,6 +315,9 @@ def _describe_uncopied(file: PolicyFile, reason: FileError) -> dict[str, Any]:
         except FileError as error:
             runs = f"no: it {str(error).removeprefix(f'{file.path} ')}"
             missing = f"a function that runs it (file.py:act), {missing}"
+            if isinstance(error, NeedsNoiseError):
+                kind = "a generative policy as an ONNX graph"
+                missing = "the environment (--env), the size of its noise (--noise), its actions in a row (--chunk)"
     return {
         "file": str(file.path),
         "kind": kind,

@@ -1,7 +1,6 @@
 """Decoders of generative policies, from observations and noise to actions: code, an ONNX graph, or TorchScript."""
 
 import hashlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from repolicy.policies.export import MeanActionModule, onnx_graph, onnx_runner
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.finding import cache_folder
 from repolicy.priors.opening import is_code
-from repolicy.priors.running import Session, check_trusted, load_torchscript
+from repolicy.priors.running import Session, check_trusted, inputs_named_noise, load_torchscript, row_size
 from repolicy.readers.onnx_graphs import input_shapes
 from repolicy.readers.recognize import PolicyFile
 
@@ -150,7 +149,6 @@ def restore_decoder(path: Path, spec: DecoderSpec | None) -> None:
 # The inputs of an ONNX decoder ----------------------------------------------------------------------------------------
 
 
-NOISE_WORDS = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # whole words in the name of an input
 OTHER_PARTS = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hidden", "memory", "mask", "time")
 
 
@@ -165,11 +163,15 @@ def find_noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tup
             problem = f"takes {shape[0]} of its input {name} at a time"
             raise UsageError(f"{path} {problem}: export it with a first axis that is not fixed")
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
-    fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
-    candidates = [name for name in fitting if NOISE_WORDS & {*re.split(r"[^a-z0-9]+", name.lower())}]
+    fitting = [name for name, shape in inputs.items() if row_size(shape) == size]
+    candidates = inputs_named_noise(fitting)
     if not candidates:
         candidates = [name for name in fitting if not any(part in name.lower() for part in OTHER_PARTS)]
     if len(candidates) != 1:
+        named = inputs_named_noise(inputs)
+        if len(named) == 1 and (right := row_size(inputs[named[0]])) not in (size, None):
+            found = f"{right} numbers of noise ({named[0]} {rows[named[0]]})"
+            raise UsageError(f"{path} takes {found}, not {size}: --noise {right}")
         shapes = ", ".join(f"{name} {row}" for name, row in rows.items())
         raise UsageError(f"{path} does not tell which of its inputs is {size} numbers of noise ({shapes}): {remedy}")
     return candidates[0], rows[candidates[0]]

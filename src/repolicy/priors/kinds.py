@@ -246,10 +246,12 @@ class Scorer:
         return distribution.log_prob(actions)
 
 
-GENERATIVE = (
-    "customize takes it with --noise COUNT and --chunk COUNT, and other commands take it in the environment "
-    "--env 'ENV?decoder=FILE&noise=COUNT&chunk=COUNT', where FILE is its own name"
-)
+def generative_usage(noise: int | str) -> str:
+    """Return how the commands take a generative policy, with the size of its noise, or a word for it."""
+    return (
+        f"customize takes it with --noise {noise} and --chunk COUNT, and other commands take it in the environment "
+        f"--env 'ENV?decoder=FILE&noise={noise}&chunk=COUNT', where FILE is its own name"
+    )
 
 
 def check_generative_options(name: str, options: Options | None) -> None:
@@ -269,7 +271,8 @@ def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior 
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
         return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
     if _is_decoder(thing):
-        raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {GENERATIVE}")
+        usage = generative_usage("COUNT")
+        raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {usage}")
     if not callable(thing) and not isinstance(thing, Program):
         need = "it must be a policy, an object with log_prob(observations, actions), or a function to mean actions"
         save = "; save it and name its file" if callable(getattr(thing, "save", None)) else ""

@@ -7,8 +7,9 @@ the rows of a batch, it runs row by row.
 
 import contextlib
 import io
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import attrgetter
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.export import onnx_session, suppress_export_warnings
-from repolicy.priors.kinds import GENERATIVE, State
+from repolicy.priors.kinds import State, generative_usage
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
 
@@ -57,6 +58,23 @@ def _runtime_errors_as_usage(observation_size: int, path: Path) -> Iterator[None
         raise UsageError(f"{path} does not run on observations of {observation_size} numbers: {why}") from None
 
 
+NOISE_WORDS = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # whole words in the name of an input
+
+
+def inputs_named_noise(inputs: Iterable[str]) -> list[str]:
+    """Return the inputs of a graph whose names say that they are noise."""
+    return [name for name in inputs if NOISE_WORDS & {*re.split(r"[^a-z0-9]+", name.lower())}]
+
+
+def row_size(shape: list[Any]) -> int | None:
+    """Return how many numbers an input of this shape has in a row; None if the graph does not fix it."""
+    return math.prod(shape[1:]) if all(isinstance(axis, int) for axis in shape[1:]) else None
+
+
+class NeedsNoiseError(FileError):
+    """A graph is a generative policy, which takes noise beside observations."""
+
+
 class GraphSignature(NamedTuple):
     """The inputs and outputs of a graph."""
 
@@ -75,10 +93,13 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
     pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
     memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
     others = [name for name in inputs if name not in memory]
+    if len(others) == 2 and len(noises := inputs_named_noise(others)) == 1:
+        usage = generative_usage(row_size(inputs[noises[0]]) or "COUNT")
+        raise NeedsNoiseError(f"{path} takes noise beside observations, as a generative policy does: {usage}")
     if len(others) != 1:
         takes = f"{len(others)} inputs ({', '.join(others)})" + " beside those of its memory" * bool(memory)
         remedy = "write a function that runs it and gives the mean actions, and name that as file.py:act"
-        noise = f"if one of them is noise, it is a generative policy: {GENERATIVE}"
+        noise = f"if one of them is noise, it is a generative policy: {generative_usage('COUNT')}"
         raise FileError(f"{path} takes {takes}, and a prior takes observations alone: {remedy}; {noise}")
     candidates = [name for name in outputs if name not in memory.values()]
     if not candidates:
