@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from noise_worlds import HERE, RIGHT, WALK
+from quick_graphs import quick_graph
 from tiny_envs import tiny
+from torch import nn
 from typed_commands import typed
 
 import repolicy
@@ -21,7 +24,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare.generative import noise_prior
+from repolicy.prepare.generative import noise_prior, standard_normal
 from repolicy.priors import hub
 from repolicy.report import publish
 from repolicy.report.publish import push
@@ -122,6 +125,32 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
     assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
 
 
+class Decode(nn.Module):
+    """Its action is the noise beside a little of what is seen."""
+
+    def forward(self, seen: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return noise + 0.1 * seen[:, :1]
+
+
+def test_a_card_says_what_else_must_be_typed(
+    files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    Path("flow.onnx").write_bytes(quick_graph(Decode(), (torch.zeros(2, 3), torch.zeros(2, 1))))
+    for name, env, option in (
+        ("named", "Pendulum-v1?max_episode_steps=9", "--env 'Pendulum-v1?max_episode_steps=9'"),
+        ("code", "", "--env ENV"),
+        ("decoder", "", "--trust"),
+    ):
+        decoder = {"code": f"{HERE}:same", "decoder": "flow.onnx"}.get(name)
+        policy, stated = noise_prior(decoder, 1, 1, "Pendulum-v1") if decoder else (standard_normal(3, 1), "")
+        save_policy(f"{name}.safetensors", policy, {"request": {"env": stated}} if stated else {})
+        push(f"{name}.safetensors", f"hf://somebody/{name}", episodes=1, env=env or None, trust=True)
+        text = files[f"somebody/{name}"]["README.md"].decode()
+        assert f"\nrepolicy evaluate hf://somebody/{name} {option}\n" in text
+        assert f"\nrepolicy customize hf://somebody/{name} {option} --addon NAME\n" in text
+
+
 def test_a_generative_policy_is_judged_by_sampled_noise(files: dict[str, dict[str, bytes]]) -> None:
     policy, env = noise_prior(f"{HERE}:same", 2, 1, WALK)
     save_policy("noise.safetensors", policy, {"request": {"env": env, "addons": [RIGHT]}}, prior=policy)
@@ -173,6 +202,20 @@ def test_an_answer_of_the_hub_is_not_called_no_network(
     monkeypatch.setattr(Hub, "status", status)
     with pytest.raises(FileError, match=sentence):
         repolicy.load_policy("hf://somebody/mine")
+
+
+def test_what_the_hub_refuses_is_said_in_its_words(
+    files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(hub: Hub) -> None:
+        hub.answer(400, json.dumps({"error": "license must be one of mit\nand others"}).encode())
+
+    with pytest.raises(UsageError, match="^episodes is 0"):
+        push("halfcheetah", "hf://somebody/mine", episodes=0)
+    assert files == {}
+    monkeypatch.setattr(Hub, "do_POST", refuse)
+    with pytest.raises(FileError, match=r"status 400: license must be one of mit\\nand others$"):
+        push("halfcheetah", "hf://somebody/mine", episodes=1, license="none such")
 
 
 @pytest.mark.parametrize(

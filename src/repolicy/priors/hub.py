@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.storage import read
+from repolicy.text import printable
 
 FILE = "policy.safetensors"
 DOWNLOADED: set[Path] = set()  # files that this process downloaded; their folder is a cache, not a place for results
@@ -96,7 +97,8 @@ def translate_hub_errors(repo: Repository) -> Iterator[None]:
             if status in (401, 403, 404):
                 remedy = "if it is private, log in: hf auth login"
                 raise FileError(f"{repo} is not there, or not for you: {remedy}") from None
-            raise FileError(f"{repo}: the hub answered with status {status}; try again later") from None
+            reason = f": {printable(cause.server_message)}" if cause.server_message else "; try again later"
+            raise FileError(f"{repo}: the hub answered with status {status}{reason}") from None
         if isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__:
             raise FileError(f"{repo} cannot be reached: no network, or no hub ({type(error).__name__})") from None
         raise FileError(f"{repo}: the hub's answer cannot be used: {described(error)}") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs import Evaluation, addons_from_card, env_from_card, load_addon, parse_env_name
+from repolicy.errors import check_counts
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -37,6 +38,7 @@ def push(
 
     The hub's own login is used (`hf auth login`). The arguments are the options of `repolicy push`.
     """
+    check_counts(episodes=episodes)
     repository, path = repository_of(target), find_policy(policy)
     saved = read_policy(path, reading)
     content = saved_policy_bytes(saved)
@@ -95,10 +97,15 @@ def model_card(
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
     episodes = counted(len(first.basic), "episode")
     lines += [f"Mean ± std over {episodes} with {action_words(first)}.", "", "## Use it", ""]
-    # Code does not travel with a policy, so the reader must name such an environment.
-    env_option = " --env ENV" if ":" in env or not request.get("env") else ""
-    evaluate = f"repolicy evaluate {repository}{env_option}"
-    customize = f"repolicy customize {repository}{env_option} --addon NAME"
+    options = ""
+    if ":" in env:
+        options = " --env ENV"  # code does not travel with a policy, so the reader must name such an environment
+    elif not request.get("env"):
+        options = f" --env {shlex.quote(env)}"
+    elif parse_env_name(env).decoder is not None:
+        options = " --trust"  # the decoder is stored in the policy's file
+    evaluate = f"repolicy evaluate {repository}{options}"
+    customize = f"repolicy customize {repository}{options} --addon NAME"
     lines += _code("pip install 'repolicy[hub]'", evaluate, customize)
     if command := _repeat_command(path, saved, f"runs/{name}"):
         lines += ["## Make it again", "", *_code(command)]
