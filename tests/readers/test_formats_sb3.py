@@ -201,6 +201,12 @@ def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
     assert describe(path).notes == ("observations are not normalized, as it says in vecnormalize.pkl",)
 
 
+def test_statistics_in_place_of_a_policy_are_told_as_such(tmp_path: Path) -> None:
+    with_statistics(tmp_path, "vecnormalize.pkl")
+    with pytest.raises(FileError, match="VecNormalize's statistics .* by --vecnormalize"):
+        describe(tmp_path / "vecnormalize.pkl")
+
+
 def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
     _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
     np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))

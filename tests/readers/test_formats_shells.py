@@ -192,6 +192,13 @@ def test_files_that_hold_no_policy_are_one_sentence(content: bytes, tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
+def test_names_in_a_file_cannot_begin_a_line_of_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "policy.pt"
+    torch.save({"a\nrepolicy: all is well": torch.zeros(1)}, path)
+    with pytest.raises(FileError, match=r"a dict of a\\nrepolicy: all is well"):
+        describe(path)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="there is no file"):
         describe(tmp_path / "policy.zip")

@@ -20,6 +20,7 @@ from repolicy.readers.description import (
     Place,
 )
 from repolicy.readers.pickles import real_array
+from repolicy.text import printable
 
 Tensors = Mapping[str, Array]
 ACTIVATION_ALIASES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
@@ -129,5 +130,5 @@ def check_width(width: int, normalizer: Normalizer | None, file: Path) -> None:
 
 def first_names(tensors: Iterable[str]) -> str:
     """Return the first six names and the number of others, for a message."""
-    names = list(tensors)
+    names = [printable(name, 100) for name in tensors]
     return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")) or "nothing"

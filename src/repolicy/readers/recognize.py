@@ -166,6 +166,8 @@ class PolicyFile:
         if not (self.is_pickled or self.is_safetensors):
             return f"a zip of {first_names(self.zip_names)}" if self.zip_names else f"{len(self.content):,} bytes"
         saved = self.unpickled
+        if isinstance(saved, ObjectStub) and saved.last == "VecNormalize":
+            return "VecNormalize's statistics (name the policy's zip, and this file by --vecnormalize)"
         if isinstance(saved, ObjectStub):
             return f"a whole module, {short_repr(saved)}, whose code is not in it"
         if not isinstance(saved, dict):
