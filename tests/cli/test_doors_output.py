@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,7 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
 def test_a_full_disk_under_tensorboard_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    hook = threading.excepthook
     callback = TensorBoard(RunFolder(tmp_path))
     callback.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
     [file] = tmp_path.glob("events.*")
@@ -273,3 +275,4 @@ def test_a_full_disk_under_tensorboard_does_not_end_a_run(
         callback.close()
     assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
     assert file.exists()
+    assert threading.excepthook is hook, "errors in threads are the program's own again"

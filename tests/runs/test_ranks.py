@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,28 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     with pytest.raises(ValueError, match="a mistake of the first rank"):
         fail()
     assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
+
+
+def test_the_others_go_when_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        started.append(subprocess.Popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(ranks, "subprocess", SimpleNamespace(Popen=start_one, DEVNULL=subprocess.DEVNULL))
+    try:
+        with (
+            pytest.raises(OSError, match="Cannot allocate memory"),
+            ranks.launch_ranks(3, ["import time; time.sleep(600)"]),
+        ):
+            pass
+        assert [child.poll() for child in started] == [-signal.SIGKILL]
+    finally:
+        started[0].kill()
+        started[0].wait()
 
 
 def test_no_rank_outlives_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

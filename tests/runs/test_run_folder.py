@@ -1,5 +1,6 @@
 """A run's folder: its newest whole checkpoint, one request, one run at a time; and what its display says."""
 
+import os
 import re
 import sys
 import time
@@ -122,7 +123,8 @@ def test_a_run_that_was_killed_or_began_before_there_was_a_setting_goes_on(tmp_p
     folder.save(1, STATE, {"iteration": 10})
     folder.metrics.touch()
     folder.policy.touch()
-    halves = [tmp_path / ".policy.safetensors.123", tmp_path / "checkpoints" / ".000002.safetensors.123"]
+    files = (folder.policy, folder.replaced, folder.trial, folder.metrics, tmp_path / "checkpoints/000002.safetensors")
+    halves = [file.with_name(f".{file.name}.123") for file in files]
     for half in halves:  # as a process leaves them that is killed while it writes
         half.touch()
     assert folder.begin(REQUEST, {}, resume=True) == []
@@ -135,6 +137,14 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         RunFolder(tmp_path / "run").locked().__enter__()
     with folder.locked():
         pass  # it is free again
+
+
+def test_a_lock_that_another_run_took_at_the_same_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path).locked():
+        monkeypatch.setattr(os.path, "lexists", lambda path: False)  # as it was before the other run made it
+        with pytest.raises(FileError, match="another run is at work"):
+            RunFolder(tmp_path).locked().__enter__()
+        assert (tmp_path / ".lock").exists()
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:

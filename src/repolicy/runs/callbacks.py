@@ -202,39 +202,40 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.path
-        self._writer: Any = None
+        self._writer: Any = None  # None where its files cannot be written
 
     def begin(self, request: Request, start: int, total: int) -> None:
+        self._former_hook = threading.excepthook
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
             return
-        hook = threading.excepthook
-
-        def without_full_disks(failure: threading.ExceptHookArgs) -> None:
-            """Ignore TensorBoard's own OSError: its thread reports it again with the next number."""
-            is_ours = type(failure.thread).__module__.startswith("tensorboard.")
-            if not (is_ours and isinstance(failure.exc_value, OSError)):
-                hook(failure)
-
-        threading.excepthook = without_full_disks
+        threading.excepthook = self._ignore_full_disks
         first = start * request.settings.iteration_steps + 1
         with self._optional():
             self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
 
     def write(self, metrics: dict[str, float]) -> None:
+        if self._writer is None:
+            return
         with self._optional():
             for name, value in metrics.items():
-                if self._writer is not None:
-                    self._writer.add_scalar(_logged_name(name), value, int(metrics["steps"]))
+                self._writer.add_scalar(_logged_name(name), value, int(metrics["steps"]))
 
     def say(self, sentence: str) -> None: ...
 
     def close(self) -> None:
-        with self._optional():
-            if self._writer is not None:
+        if self._writer is not None:
+            with self._optional():
                 self._writer.close()
+        threading.excepthook = self._former_hook
+
+    def _ignore_full_disks(self, failure: threading.ExceptHookArgs) -> None:
+        """Ignore an OSError in TensorBoard's own thread, which reports it again with the next number."""
+        is_its_thread = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (is_its_thread and isinstance(failure.exc_value, OSError)):
+            self._former_hook(failure)
 
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:

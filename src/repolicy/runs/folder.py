@@ -101,8 +101,11 @@ class RunFolder:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
         if changes := list(describe_changes(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
-        for half in (*self.path.glob(".policy.*"), *self.path.glob(".metrics.*"), *self._checkpoints.glob(".*")):
-            half.unlink(missing_ok=True)  # a process was killed while it wrote this file
+        halves = [*self._checkpoints.glob(".*")]  # files that a process was writing when it was killed
+        for file in (self.metrics, self.policy, self.replaced, self.trial):
+            halves += self.path.glob(f".{file.name}.*")
+        for half in halves:
+            half.unlink(missing_ok=True)
         return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
@@ -172,6 +175,7 @@ class RunFolder:
                 if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
+                new_lock = False  # the other run may have made it after we looked
                 problem = f"another run is at work in {self.path}"
                 raise FileError(f"{problem}; wait for it, or choose another --out") from None
             yield

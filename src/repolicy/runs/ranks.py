@@ -195,20 +195,20 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as stderr:
         code = _PROLOGUE.format(parent=os.getpid()) + program[0]
         place = [str(count), str(file.fileno()), str(os.getpid())]
-        children = [
-            subprocess.Popen(
-                [*PYTHON, "-c", code, *program[1:], str(index), *place],
-                pass_fds=[file.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they can import what we can
-                process_group=0,  # Ctrl-C is for the first rank, which tells the others
-            )
-            for index in range(1, count)
-        ]
+        children: list[subprocess.Popen[bytes]] = []
         watch = Siblings(children, stderr)
         try:
+            for index in range(1, count):
+                child = subprocess.Popen(
+                    [*PYTHON, "-c", code, *program[1:], str(index), *place],
+                    pass_fds=[file.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they import what we can
+                    process_group=0,  # Ctrl-C is for the first rank, which tells the others
+                )
+                children.append(child)
             yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), watch)
             watch.end()
         finally:
