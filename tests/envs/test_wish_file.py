@@ -107,6 +107,8 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
         ({"features": "next[0"}, {}, "names code"),
         ({}, {"theta": torch.tensor([torch.nan])}, "no wish that can be used"),
         ({}, {"covariance": torch.ones(2, 2)}, "no wish that can be used"),
+        ({}, {"theta": torch.tensor(1.0)}, "no wish that can be used"),
+        ({}, {"theta": torch.ones(1, 3)}, "no wish that can be used"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(header: object, tensors: object, why: str, tmp_path: Path) -> None:

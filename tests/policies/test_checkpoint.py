@@ -20,7 +20,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, save_policy
 from repolicy.policies.policy import frozen
-from repolicy.policies.storage import FORMAT, read, write, write_bytes
+from repolicy.policies.storage import FORMAT, check_writable, read, write, write_bytes
 from repolicy.priors.opening import load_policy, read_policy
 
 TENSORS = {
@@ -139,6 +139,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError, match=r"file/x cannot be written: (Not a directory|File exists)"):
         write_bytes(tmp_path / "file" / "x", b"")
+
+
+def test_a_new_folder_that_another_process_uses_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs" / "mine" / "file"
+
+    def touch(temporary: Path) -> None:
+        (tmp_path / "runs" / "theirs").mkdir()
+
+    monkeypatch.setattr(Path, "touch", touch)
+    check_writable(path)
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["theirs"]
 
 
 BY_PARTS = {  # a folder of its own, or a text that grows

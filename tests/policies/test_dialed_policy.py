@@ -322,7 +322,7 @@ def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
     tensors, header = read(file, "policy")
     assert header["dials"] == DIALS
     file.write_bytes(serialize("policy", tensors, header | {"dials": dials}))
-    with pytest.raises(FileError):
+    with pytest.raises(FileError, match=re.escape(str(file))):
         read_policy(file)
 
 

@@ -227,6 +227,14 @@ def test_damage_is_one_sentence(key: str, text: str, sentence: str, graphs: Path
         load_policy(path)
 
 
+def test_a_byte_of_torchscript_that_changed_is_one_sentence(graphs: Path, tmp_path: Path) -> None:
+    path, content = tmp_path / "policy.pt", bytearray((graphs / "plain-policy.pt").read_bytes())
+    content[content.index(POLICY.encode()) + 1000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="policy.pt is damaged: it cannot be unpacked .*CRC"):
+        load_policy(path)
+
+
 def test_a_file_that_was_cut_is_told_once(graphs: Path, tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
     path.write_bytes((graphs / "plain-policy.onnx").read_bytes()[:-1000])

@@ -184,8 +184,8 @@ def _open_wish(path: Path, features: str, modified: int) -> LearntWish:
     is_valid = {*tensors} == expected and len(header["sizes"]) == 2
     is_valid = is_valid and all(tensor.isfinite().all() for tensor in tensors.values())
     if is_valid and named_features:
-        count = len(tensors["theta"])
-        is_valid = tensors["covariance"].shape == (count, count) and len(header["names"]) == count
+        count = len(header["names"])
+        is_valid = tensors["theta"].shape == (count,) and tensors["covariance"].shape == (count, count)
     if not is_valid:
         raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
     if not named_features:

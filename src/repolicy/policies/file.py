@@ -179,7 +179,7 @@ def _build_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
     try:
         spec = PolicySpec.from_dict(header[name])
-        constructor = _policy_constructor(header) if name == "policy" else Policy
+        constructor = _policy_constructor(path, header) if name == "policy" else Policy
         _check_sizes(spec, state, constructor)
         policy = constructor(spec)
         policy.load_state_dict(state)
@@ -192,11 +192,12 @@ def _build_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     return frozen(policy)
 
 
-def _policy_constructor(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
+def _policy_constructor(path: Path, header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
     """Return the constructor of the policy in a file: a conditioned policy if the header lists dials."""
     if header.get("dials") is None:
         return Policy
-    check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
+    dials_shape = [{"name": str, "low": float, "high": float, "scale": str}]
+    check_shape(header, {"dials": dials_shape}, f"{path} is no whole policy: its header")
     dials = [Dial(each["name"], each["low"], each["high"], each["scale"]).checked() for each in header["dials"]]
     valid_names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
     if not 0 < len(dials) == len(valid_names) <= MAX_DIALS:

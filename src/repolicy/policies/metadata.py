@@ -131,7 +131,11 @@ def embedded_in_torchscript(archive: zipfile.ZipFile) -> EmbeddedPolicy | None:
     extra = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
     if not {ABOUT, POLICY} <= extra.keys():
         return None
-    return _embedded(archive.read(extra[ABOUT]), archive.read(extra[POLICY]), torchscript_digest(archive))
+    try:
+        info, policy, digest = archive.read(extra[ABOUT]), archive.read(extra[POLICY]), torchscript_digest(archive)
+    except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
+        raise FileError(f"it cannot be unpacked ({error})") from None
+    return _embedded(info, policy, digest)
 
 
 def torchscript_digest(archive: zipfile.ZipFile) -> str:

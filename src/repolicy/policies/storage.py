@@ -96,8 +96,9 @@ def check_writable(path: Path) -> None:
     new_folders = [folder for folder in path.parents if not folder.exists()]
     with _temporary_path(path) as temporary:
         temporary.touch()
-    for folder in new_folders:
-        folder.rmdir()
+    with contextlib.suppress(OSError):  # another process may have put something there by now
+        for folder in new_folders:
+            folder.rmdir()
 
 
 @contextlib.contextmanager
