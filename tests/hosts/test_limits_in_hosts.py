@@ -295,6 +295,8 @@ def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.Mon
     said = in_sb3("far<=0.001").verdict()
     assert "far<=0.001 " in said
     assert "limit far<=0.001 is broken by " in said
+    said = in_sb3((), keep=0.9).verdict()
+    assert "limit" not in said, "the share that is to be kept is not measured yet"
 
 
 @pytest.mark.parametrize(

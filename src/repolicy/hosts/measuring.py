@@ -29,6 +29,7 @@ from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.host_page import to_evaluation
 from repolicy.report.verdict import Pair, action_words, mean_and_std, verdict
+from repolicy.runs import Estimate
 
 STATE_ENVS = 64  # states are kept of this number of environments at most
 MIN_SHARED_ENVS = 256  # with so many, actors share the environments: each still gets more than `WORTH_EPISODES`
@@ -197,23 +198,20 @@ class PriorEpisodes:
         squares, lengths = (_concatenate(self.sampled, name).sum() for name in ("squared_addon", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
-    def earnings(self) -> tuple[list[float], list[tuple[float, float]]]:
+    def earnings(self) -> tuple[list[float], list[Estimate]]:
         """Return what the prior earns of the environment's own reward.
 
-        First what sampled actions earn at each age of an episode, as if all steps earned alike. Then the mean a step
-        and its standard error, for the mean action and for sampled ones.
+        First what sampled actions earn at each age of an episode, as if all steps earned alike. Then the mean a step,
+        for the mean action and for sampled ones.
         """
         self.by_mean = _run_enough(self.envs, self.prior, False, self.by_mean)
         self.sampled = _run_enough(self.envs, self.prior, True, self.sampled)
-        step_means, by_age = list[tuple[float, float]](), list[float]()
-        for episodes in (self.by_mean, self.sampled):
-            rewards, steps = (_concatenate(episodes, name) for name in ("basic", "lengths"))
-            mean, count, longest = rewards.sum() / steps.sum(), len(rewards), int(steps.max())
-            variance = np.square(rewards - mean * steps).sum() * count / max(count - 1, 1)
-            step_means.append((float(mean), float(np.sqrt(variance) / steps.sum())))
-            is_running = steps > np.arange(longest + (longest < MAX_EPISODE_STEPS))[:, None]  # [ages, episodes]
-            by_age = (mean * is_running.mean(1)).tolist()
-        return by_age, step_means
+        step_means = [_reward_per_step(episodes) for episodes in (self.by_mean, self.sampled)]
+        lengths = _concatenate(self.sampled, "lengths")
+        longest = int(lengths.max())
+        is_running = lengths > np.arange(longest + (longest < MAX_EPISODE_STEPS))[:, None]  # [ages, episodes]
+        by_age = step_means[-1].mean * is_running.mean(1)
+        return by_age.tolist(), step_means
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where they are too few, or observations too large."""
@@ -242,6 +240,14 @@ class PriorEpisodes:
     def _sample_once(self) -> None:
         if not self.sampled:
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
+
+
+def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
+    """Return the mean of the environment's own reward in a step, with the standard error of a ratio of two sums."""
+    rewards, lengths = (_concatenate(episodes, name) for name in ("basic", "lengths"))
+    mean, count = rewards.sum() / lengths.sum(), len(rewards)
+    variance = np.square(rewards - mean * lengths).sum() * count / max(count - 1, 1)
+    return Estimate(float(mean), float(np.sqrt(variance) / lengths.sum()))
 
 
 def density_of_states(states: Tensor) -> Density:
@@ -291,7 +297,8 @@ def _plain_numbers(episodes: list[HostEpisodes], limits: Iterable[str]) -> dict[
     for name in ("basic", "addon", "lengths"):
         found[name] = [value if math.isfinite(value) else None for value in _concatenate(episodes, name).tolist()]
     means = _concatenate(episodes, "limit_values") / _concatenate(episodes, "lengths")
-    return found | {"limits": dict(zip(limits, means.tolist(), strict=True))}
+    # There is one quantity more where a share is to be kept and is not measured yet: no limit is on it.
+    return found | {"limits": dict(zip(limits, means.tolist(), strict=False))}
 
 
 def _concatenate(episodes: list[HostEpisodes], name: str) -> np.ndarray:
@@ -299,10 +306,10 @@ def _concatenate(episodes: list[HostEpisodes], name: str) -> np.ndarray:
 
 
 @dataclass
-class HostWeighing(WeightFinder):
-    """The search for weights in a host. Its environments run the episodes; the function `prior_reward` has none."""
+class HostWeightFinder(WeightFinder):
+    """Finds weights by episodes in a host's environments; the function `prior_reward` has none."""
 
-    prior_episodes: PriorEpisodes | None
+    prior_episodes: PriorEpisodes | None  # None without environments
 
     @property
     def wish(self) -> str:
@@ -338,7 +345,7 @@ def set_weights(
     if steering.objective.is_set:
         return steering
     try:
-        found = decide_weights(steering.objective, HostWeighing(card, prior, steering.settings, say, episodes))
+        found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, say, episodes))
     except UsageError as error:
         raise UsageError(with_setting_names(str(error))) from None
     for note in found.notes:

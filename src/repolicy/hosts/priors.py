@@ -72,21 +72,6 @@ def unwrap_prior(prior: Any) -> Any:
     return prior.agent if isinstance(prior, OpenedPolicy) else getattr(prior, "prior", None)
 
 
-# Priors whose actions pass through tanh: a host stores actions as its policy sampled them, before tanh. ---------------
-
-
-def squashes(prior: Any) -> bool:
-    """Return whether a prior takes actions before tanh, and scores them by their density after tanh."""
-    policy = unwrap_prior(prior)
-    return isinstance(policy, Policy) and policy.family.squashes
-
-
-def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
-    """Raise where a prior's actions pass through tanh, and the environment takes actions as they are."""
-    if squashes(prior) and not env_squashes:
-        raise UsageError(f"the prior's actions pass through tanh, and the environment's do not; {remedy}")
-
-
 def prior_label(prior: Any) -> str:
     """Return a name for the prior of the settings, for messages and checkpoints."""
     path = prior_path(prior)
@@ -105,6 +90,24 @@ def check_same_prior(
     if saved == label:
         difference = "today's has other numbers, or is read with another std"
     raise UsageError(f"the checkpoint's prior was {saved}, and {difference}: name its own, or begin a new run")
+
+
+# Priors whose actions pass through tanh: a host stores actions as its policy sampled them, before tanh. ---------------
+
+
+def squashes(prior: Any) -> bool:
+    """Return whether a prior takes actions before tanh, and scores them by their density after tanh."""
+    policy = unwrap_prior(prior)
+    return isinstance(policy, Policy) and policy.family.squashes
+
+
+def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
+    """Raise where a prior's actions pass through tanh, and the environment takes actions as they are."""
+    if squashes(prior) and not env_squashes:
+        raise UsageError(f"the prior's actions pass through tanh, and the environment's do not; {remedy}")
+
+
+# A prior that scores a rollout and acts -----------------------------------------------------------------------------
 
 
 Scores = tuple[Tensor, Tensor | None]
@@ -139,10 +142,8 @@ class HostPrior(nn.Module):
                 scores.append(self.score_batch(step_observations, step_actions))
                 self.reset(step_ended)
         else:
-            observations, actions = (
-                map_observations(observations, lambda part: part.flatten(0, 1)),
-                actions.flatten(0, 1),
-            )
+            observations = map_observations(observations, lambda part: part.flatten(0, 1))
+            actions = actions.flatten(0, 1)
             for start in range(0, len(actions), SCORE_BATCH):
                 rows = slice(start, start + SCORE_BATCH)
                 batch = map_observations(observations, operator.itemgetter(rows))

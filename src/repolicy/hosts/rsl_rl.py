@@ -358,8 +358,8 @@ def _default_settings(actor: Any, storage: Any) -> dict[str, Any]:
         "learning_rate": usual.learning_rate,
         "schedule": "fixed",
         "max_grad_norm": usual.max_gradient_norm,
-        "value_loss_coef": usual.value_coefficient
-        / 2,  # its loss is the whole squared error, the engine's is half of it
+        # rsl_rl's loss of the critic is the whole squared error, the engine's is half of it.
+        "value_loss_coef": usual.value_coefficient / 2,
         "use_clipped_value_loss": False,
     }
 

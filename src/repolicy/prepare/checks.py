@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from repolicy.envs import addons, probe_env
-from repolicy.envs import parse_limits as limits_of
+from repolicy.envs import addons, parse_limits, probe_env
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
@@ -28,7 +27,7 @@ def unused_settings(settings: Settings) -> list[str]:
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
     """Run the prior for trial steps, check shape and values of each add-on and limit, and return notes on them."""
-    env, limits = request.env, limits_of(request.limits, request.env)
+    env, limits = request.env, parse_limits(request.limits, request.env)
     rollout = collect_trial(prior, env, request.settings)
     means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
     notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]

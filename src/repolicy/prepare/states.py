@@ -55,11 +55,9 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
 
 def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:
     """Yield rollouts of the prior's sampled actions without end, all from the run's seed."""
-    seed, count = (
-        derived_seed(request.settings.seed, 0, 2000),
-        max(1, observation_count(request.settings.steps) // OBSERVATIONS_PER_ENV),
-    )
-    with closing(make_envs(request.env, count, seed, request.settings.backend)) as envs:
+    settings, seed = request.settings, derived_seed(request.settings.seed, 0, 2000)
+    count = max(1, observation_count(settings.steps) // OBSERVATIONS_PER_ENV)
+    with closing(make_envs(request.env, count, seed, settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         while True:
             yield collector.collect(prior)
