@@ -192,7 +192,7 @@ ROOMS = [
     Mutant("policies/distributions.py", "distance - 1.0", "distance", "tests/policies/test_distributions.py", "KL of Gaussians"),
     Mutant("envs/step.py", "final = current = self.flat(", "current = self.flat(", "tests/envs/test_envs.py", "true last observations"),
     Mutant("envs/step.py", "current, rewards.astype(np.float64), terminated, truncated & ~terminated", "current, rewards.astype(np.float64), terminated, truncated", "tests/envs/test_envs.py", "terminated and truncated at once"),
-    Mutant("envs/step.py", "space).astype(own.dtype)", "space).astype(own.dtype).clip(-1, 1)", "tests/envs/test_envs.py", "actions clipped"),
+    Mutant("envs/step.py", "space).astype(env_space.dtype)", "space).astype(env_space.dtype).clip(-1, 1)", "tests/envs/test_envs.py", "actions clipped"),
     Mutant("envs/rollout.py", "np.argwhere(truncated)", "np.argwhere(np.stack([step.terminated for step in steps]))", "tests/envs/test_rollout.py", "terminations kept as time limits"),
     Mutant("envs/rollout.py", "[steps[t].final[n] for t, n in cut_indices]", "[steps[t].observations[n] for t, n in cut_indices]", "tests/envs/test_rollout.py", "time limits valued at the next episode's start"),
     Mutant("envs/rollout.py", "truncated=step.truncated | due", "terminated=step.terminated | due", "tests/envs/test_rollout.py", "episodes cut out of step count as terminated"),
@@ -284,6 +284,6 @@ ROOMS = [
     Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
     Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
-    Mutant("priors/decoders.py", "and decoder_digest(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
+    Mutant("priors/decoders.py", "(file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256", "(file := PolicyFile(path))", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "decoder_bytes(parse_env_name(worker.request.env).decoder)", 'b""', GENERATIVE, "a policy's file without its decoder"),
 ]  # fmt: skip

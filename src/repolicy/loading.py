@@ -93,11 +93,19 @@ SESSION = "session"  # `session:name` is a function that exists only in this pro
 _session: dict[str, Any] = {}
 
 
+def import_name(thing: Any) -> str | None:
+    """Return `module:name` of a module's function, class or object; None if it cannot be imported by that name."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    name = getattr(thing, "__name__", "")
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:
+        return None
+    return f"{module.__name__}:{name}"
+
+
 def reference_to(function: Any) -> str:
     """Return a name by which `load_object` finds a function: in its module, or else in this session."""
-    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
-    if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
-        return f"{module}:{name}"
+    if (reference := import_name(function)) is not None:
+        return reference
     plain = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
     name, count = plain, 1
     while name in _session and not _is_same_code(_session[name], function):  # a run may refer to the older one

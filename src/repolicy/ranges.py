@@ -78,7 +78,7 @@ class Dial(NamedTuple):
         digits = enough_digits(exact)
         return [self.low, *(float(f"{value:.{digits}g}") for value in exact[1:-1]), self.high]
 
-    def beyond(self, value: object) -> str:
+    def range_warning(self, value: object) -> str:
         """Return a warning about a value outside of the range, empty for one inside; raise for no valid weight."""
         least = "above 0" if self.scale == "log" else "0 or above"
         number = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.addons import check_env, combine_addons, names
+from repolicy.envs.addons import check_env, combine_addons, requests_of
 from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
@@ -100,10 +100,10 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
     np.testing.assert_array_equal(NEXT, before)
 
 
-def test_one_or_several_have_names() -> None:
-    assert names("height") == names(["height"]) == ("height",)
-    assert names(()) == ()
-    assert names(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
+def test_one_or_several_are_requests() -> None:
+    assert requests_of("height") == requests_of(["height"]) == ("height",)
+    assert requests_of(()) == ()
+    assert requests_of(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
         "height", "a.py:f", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1",
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_functions_that_copied_one_name_are_several() -> None:
 
         return reward
 
-    found = combine_addons(names([times(1.0), times(1000.0)]))
+    found = combine_addons(requests_of([times(1.0), times(1000.0)]))
     assert found.titles == ("sum", "sum_2")
     assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
 

@@ -33,13 +33,13 @@ class AtOnce(Batch):
         return np.where(which[:, None], self._x[:, None].astype(np.float32), observations)
 
     def step(self, actions: np.ndarray) -> Step:
-        u = to_env_actions(actions, self.actions, self._own)[:, 0].astype(np.float64)
+        u = to_env_actions(actions, self.actions, self._env_space)[:, 0].astype(np.float64)
         rewards = -(STATE_COST * self._x**2 + CONTROL_COST * u**2)
         self._x = DYNAMICS * self._x + CONTROL * u
         self._t += 1
         seen, info = self._x[:, None].astype(np.float32), {"distance": np.abs(self._x)}
         never = np.zeros(self.count, bool)
-        return self.answered(seen, np.full(self.count, self._one.reward(rewards)), never, self._t == 8, info)
+        return self.to_step(seen, np.full(self.count, self._one.reward(rewards)), never, self._t == 8, info)
 
     def close(self) -> None: ...
 

@@ -138,9 +138,11 @@ def check_env(requests: Sequence[str], env: str) -> None:
     """Raise if an add-on was made for another environment: its indices would then mean something else."""
     own = "write your own and name it as file.py:function"
     for request in requests:
-        if is_wish_file(addon := _split_weight(request)[0]):
+        addon, _ = _split_weight(request)
+        if is_wish_file(addon):
             check_same_env(addon, env)
-        entry = REGISTERED.get(name := addon.partition("(")[0])
+        name = addon.partition("(")[0]
+        entry = REGISTERED.get(name)
         if entry is None or ":" in env or not entry.envs:
             continue
         if without_version(env) not in entry.envs:
@@ -155,7 +157,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
 Wish = str | Function | Sequence[str | Function]  # one add-on or several, by name or as functions
 
 
-def names(wish: Wish) -> tuple[str, ...]:
+def requests_of(wish: Wish) -> tuple[str, ...]:
     """Return the requests, such as `height=0.5`, of a wish. A weight of 1 is left out: a wish has one spelling."""
     requests = list[str]()
     for each in wish if isinstance(wish, list | tuple) else (wish,):
@@ -169,7 +171,7 @@ def names(wish: Wish) -> tuple[str, ...]:
 
 def load_addon(wish: Wish, env: str) -> Addon | None:
     """Return the add-on of a wish after checking that it fits the environment; None for an empty wish."""
-    requests = names(wish)
+    requests = requests_of(wish)
     check_env(requests, env)
     return combine_addons(requests) if requests else None
 

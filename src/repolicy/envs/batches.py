@@ -64,7 +64,7 @@ class EnvPoolEnvs(Batch):
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self.call(self._pool.step, to_env_actions(actions, self.actions, self._own)))
+        return self.to_step(*self.call(self._pool.step, to_env_actions(actions, self.actions, self._env_space)))
 
     @property
     def limit(self) -> int | None:
@@ -132,7 +132,7 @@ class GymnasiumEnvs(Batch):
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self.call(self._step, to_env_actions(actions, self.actions, self._own)))
+        return self.to_step(*self.call(self._step, to_env_actions(actions, self.actions, self._env_space)))
 
     def _reset(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
         return stack_observations(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])

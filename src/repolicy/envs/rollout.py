@@ -190,9 +190,9 @@ class Collector:
         if isinstance(agent, EnvAwareAgent):
             agent.watch(self.envs)
         act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
-        recalling = act if isinstance(act, RecurrentActor) else None
-        if recalling is not None and self._memory is not None:
-            recalling.memory = self._memory
+        recurrent = act if isinstance(act, RecurrentActor) else None
+        if recurrent is not None and self._memory is not None:
+            recurrent.memory = self._memory
         policy_size = self.envs.observation_size  # the critic's own numbers follow and are not for the policy
         observations, episodes = [self._current], Episodes()
         actions: list[np.ndarray] = []
@@ -214,13 +214,13 @@ class Collector:
             ended = step.terminated | step.truncated
             if ended.any():
                 self._returns[ended], self._lengths[ended] = 0.0, 0
-                if recalling is not None:
-                    recalling.reset_memory(ended)
+                if recurrent is not None:
+                    recurrent.reset_memory(ended)
             steps.append(step)
             observations.append(step.observations)
         self._check_finite(observations[-1], self.n_steps)
         self._current = observations[-1]
-        self._memory = None if recalling is None else recalling.memory
+        self._memory = None if recurrent is None else recurrent.memory
 
         sampled, keeps = torch.from_numpy(np.stack(actions)), self.keep_transitions
         truncated = np.stack([step.truncated for step in steps])

@@ -95,7 +95,7 @@ class Batch:
         """Store sizes and keys of the observation space and the action space; with `critic`, of its parts too."""
         self.groups = group_sizes(space, self.name)
         self._keys, self.observation_size = observed_parts(space, self.name, critic)
-        self._own, self.actions = actions, action_space(actions, self.name)
+        self._env_space, self.actions = actions, action_space(actions, self.name)
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -108,7 +108,7 @@ class Batch:
     def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
         return flatten_observations(observations, self.count if count is None else count, self._keys)
 
-    def answered(
+    def to_step(
         self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
     ) -> Step:
         """Convert Gymnasium's five return values to a `Step`, and reset the environments whose episode ended."""
@@ -197,9 +197,9 @@ def to_env_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
 
 
-def to_env_actions(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
+def to_env_actions(actions: np.ndarray, space: ActionSpace, env_space: Any) -> np.ndarray:
     """Return actions `[N, A]` in the numbers, shape and type of the environment's own space. They are never clipped."""
-    return to_env_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
+    return to_env_numbers(actions, space).astype(env_space.dtype).reshape(len(actions), *env_space.shape)
 
 
 def flatten_observations(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:

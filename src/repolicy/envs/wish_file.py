@@ -78,7 +78,7 @@ class Features:
         """Return the features of one entry, `[B, K]`."""
         part, first, last, power = _parse_entry(entry)
         values = parts[part].astype(np.float64)
-        if first is not None and max(first, last - 1) >= values.shape[1]:
+        if first is not None and last > values.shape[1]:
             raise UsageError(f"feature {entry!r}: there are only {values.shape[1]} numbers in it")
         chosen = values if first is None else values[:, first:last]
         return chosen if power is None else np.abs(chosen) ** power

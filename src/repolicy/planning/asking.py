@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import Collector, EnvLike, Rollout, check_fit, check_plain, env_name, make_envs, probe_env
-from repolicy.envs.addons import Addon, Wish, check_env, combine_addons, names
+from repolicy.envs.addons import Addon, Wish, check_env, combine_addons, requests_of
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel
@@ -87,7 +87,7 @@ def plan(
             f"{start.name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
         )
     place = start.env(trust) if env is None else env_name(env)
-    wishes = names(addon)
+    wishes = requests_of(addon)
     wish = _wish_in(place, wishes)
     search = search or Search()
     check_fit(policy, probe_env(place), "the prior")

@@ -59,39 +59,40 @@ STDS = {
 class Continuous:
     """Gaussians. The first outputs are the means; further outputs determine a std that depends on the state.
 
-    The kinds of std:
+    The sources of a std:
         shared: a parameter, the same in all states. A conditioned policy has further outputs, which are added to it.
         head: the further outputs are its raw numbers.
         features: the further outputs are features; their squares times a matrix of variances give its square (gSDE).
     """
 
     squashes: bool = False  # whether actions are stored before tanh, and the environment gets their tanh
-    std: Literal["shared", "head", "features"] = "shared"
+    std_source: Literal["shared", "head", "features"] = "shared"
     kind: ClassVar[Literal["continuous", "discrete"]] = "continuous"
 
-    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+    def raw_std_shape(self, spec: "PolicySpec") -> tuple[int, ...] | None:
         """Return the shape of the std's raw numbers if they are a parameter beside the network, else None."""
         width = spec.actions.width
-        return {"shared": (width,), "head": None, "features": (spec.features, width)}[self.std]
+        return {"shared": (width,), "head": None, "features": (spec.features, width)}[self.std_source]
 
-    def outputs(self, spec: "PolicySpec") -> int:
+    def output_size(self, spec: "PolicySpec") -> int:
         """Return the number of outputs that the network needs."""
         width = spec.actions.width
-        return {"shared": width, "head": 2 * width, "features": width + spec.features}[self.std]
+        return {"shared": width, "head": 2 * width, "features": width + spec.features}[self.std_source]
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
         form, std_outputs = STDS[spec.std], outputs[..., spec.actions.width :]
         if raw_std is None:
             raw = std_outputs + form.inverse(spec.initial_std)
-        elif self.std == "shared" and std_outputs.shape[-1]:  # a dial changes the shared std
+        elif self.std_source == "shared" and std_outputs.shape[-1]:  # a dial changes the shared std
             raw = raw_std + std_outputs
         else:
             raw = raw_std
 
-        min_std = 0.0 if self.std == "features" else spec.min_std  # with features, it is added to the variance below
+        # With features, min_std is added to the variance below.
+        min_std = 0.0 if self.std_source == "features" else spec.min_std
         log_min_std = raw.new_full((), math.log(max(min_std, 1e-30)))
         log_std = form.log_std(bound_raw_std(raw, spec), log_min_std)
-        if self.std == "features":
+        if self.std_source == "features":
             variance = std_outputs.square() @ (2.0 * log_std).exp()
             log_std = 0.5 * torch.log(variance + spec.min_std**2)
 
@@ -110,16 +111,16 @@ class Continuous:
         noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
         if raw_std is not None:
             raw = raw_std.detach().cpu().numpy()
-            fixed = form.std(bound_raw_std(raw, spec), spec.min_std if self.std == "shared" else 0.0)
+            fixed = form.std(bound_raw_std(raw, spec), spec.min_std if self.std_source == "shared" else 0.0)
         shift, clip = np.float32(form.inverse(spec.initial_std)), spec.mean_clip
 
         def draw(outputs: np.ndarray) -> np.ndarray:
             mean, std_outputs = outputs[:, :width], outputs[:, width:]
             if clip is not None:
                 mean = mean.clip(-clip, clip)
-            if self.std == "features":
+            if self.std_source == "features":
                 std = np.sqrt(np.square(std_outputs) @ np.square(fixed) + np.float32(spec.min_std**2))
-            elif self.std == "head":
+            elif self.std_source == "head":
                 std = form.std(bound_raw_std(std_outputs + shift, spec), spec.min_std)
             elif std_outputs.shape[1]:
                 std = form.std(bound_raw_std(raw + std_outputs, spec), spec.min_std)
@@ -153,10 +154,10 @@ class Discrete:
     squashes: ClassVar[bool] = False
     kind: ClassVar[Literal["continuous", "discrete"]] = "discrete"
 
-    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+    def raw_std_shape(self, spec: "PolicySpec") -> tuple[int, ...] | None:
         return None
 
-    def outputs(self, spec: "PolicySpec") -> int:
+    def output_size(self, spec: "PolicySpec") -> int:
         return sum(spec.actions.sizes)
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
@@ -176,10 +177,10 @@ class Discrete:
 
 FAMILIES: dict[str, Continuous | Discrete] = {
     "gaussian": Continuous(),
-    "state_gaussian": Continuous(std="head"),
+    "state_gaussian": Continuous(std_source="head"),
     "squashed": Continuous(squashes=True),
-    "state_squashed": Continuous(squashes=True, std="head"),
-    "features_gaussian": Continuous(std="features"),
-    "features_squashed": Continuous(squashes=True, std="features"),
+    "state_squashed": Continuous(squashes=True, std_source="head"),
+    "features_gaussian": Continuous(std_source="features"),
+    "features_squashed": Continuous(squashes=True, std_source="features"),
     "categorical": Discrete(),
 }

@@ -224,7 +224,7 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], constructor: Callab
         raise ValueError(f"its bounds are not those of {actions}")
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
-    widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
+    widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].output_size(spec))
     if min(widths) < 1:
         raise ValueError(f"it has a layer of {min(widths)} numbers")
     claimed = sum(inputs * outputs for inputs, outputs in pairwise(widths))

@@ -143,7 +143,7 @@ class ConditionedPolicy(Policy):
         self.normalizer = Normalizer(self.observation_size, spec.observation_bound)
         has_shared_std = self.log_std is not None and self.log_std.dim() == 1
         self.network = FilmMlp(
-            spec.observation_size, spec.hidden, self.family.outputs(spec), spec.activation, last_gain=0.01,
+            spec.observation_size, spec.hidden, self.family.output_size(spec), spec.activation, last_gain=0.01,
             slope=spec.slope, norms=spec.norms, epsilon=spec.epsilon, spare=spec.actions.width if has_shared_std else 0,
             dials=len(dials),
         )  # fmt: skip
@@ -219,4 +219,4 @@ class ConditionedPolicy(Policy):
 
     def range_warning(self, values: Mapping[str, float]) -> str:
         """Return a warning about the values that are outside of their dial's range; empty if there are none."""
-        return "; ".join(filter(None, (dial.beyond(values[dial.name]) for dial in self.dials)))
+        return "; ".join(filter(None, (dial.range_warning(values[dial.name]) for dial in self.dials)))

@@ -157,11 +157,11 @@ class Policy(nn.Module):
         self.observation_size, self.actions = spec.observation_size, spec.actions
         self.normalizer = Normalizer(spec.observation_size, spec.observation_bound)
         self.network = Mlp(
-            spec.observation_size, spec.hidden, self.family.outputs(spec), spec.activation, last_gain=0.01,
+            spec.observation_size, spec.hidden, self.family.output_size(spec), spec.activation, last_gain=0.01,
             slope=spec.slope, norms=spec.norms, epsilon=spec.epsilon,
         )  # fmt: skip
         self.register_parameter("log_std", None)
-        shape = self.family.raw_std(spec)
+        shape = self.family.raw_std_shape(spec)
         if shape is not None:
             self.log_std = nn.Parameter(torch.full(shape, STDS[spec.std].inverse(spec.initial_std)))
 
@@ -183,7 +183,7 @@ class Policy(nn.Module):
         """The std `[A]` if it is the same in all states; None if it depends on the state, or if there is none."""
         if self.log_std is None or self.log_std.dim() > 1:
             return None
-        outputs = self.log_std.new_zeros(self.family.outputs(self.spec))
+        outputs = self.log_std.new_zeros(self.family.output_size(self.spec))
         return self.head(outputs).log_std.exp()  # type: ignore[attr-defined]
 
     @torch.no_grad()

@@ -118,10 +118,11 @@ def decoder_digest(reference: str) -> str:
 def find_decoder_file(reference: str, sha256: str | None) -> PolicyFile:
     """Return a decoder's file, from the named place or from the cache into which `restore_decoder` writes."""
     named, cached = Path(reference), cache_folder("decoders") / str(sha256)
-    if sha256 is None or (named.is_file() and decoder_digest(reference) == sha256):
+    if sha256 is None:
         return PolicyFile(named)
-    if cached.is_file() and decoder_digest(str(cached)) == sha256:
-        return PolicyFile(cached)
+    for path in (named, cached):
+        if path.is_file() and (file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256:
+            return file
     problem = "is another file now" if named.is_file() else "is not there"
     raise FileError(f"{reference} {problem}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
 

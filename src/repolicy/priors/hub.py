@@ -46,14 +46,14 @@ def download_policy(reference: str | Path) -> Path:
     repo, hub = repository_of(reference), import_hub()
     with translate_hub_errors(repo):
         path = Path(hub.hf_hub_download(repo.name, FILE, revision=repo.revision, endpoint=hub.constants.ENDPOINT))
-    content = path.resolve()  # the path is a link, and the hub chose its target
-    if not (content.is_file() and content.is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve())):
+    target = path.resolve()  # the path is a link, and the hub chose its target
+    if not (target.is_file() and target.is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve())):
         path.unlink(missing_ok=True)
         raise FileError(f"{repo}: the hub's answer cannot be used: it leads out of the cache")
     try:
         read(path, "policy")
     except FileError as error:
-        content.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise FileError(f"{repo}: what came is no policy, and is removed from the cache: {error}") from None
     DOWNLOADED.add(path)

@@ -5,7 +5,6 @@ with `--trust`.
 """
 
 import os
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.loading import load_object
+from repolicy.loading import import_name, load_object
 from repolicy.policies import Policy, SavedPolicy, frozen, origin_notes, policy_bytes, read_card, read_saved_policy
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fit_std, wants_fit
@@ -219,7 +218,7 @@ def prior_source(thing: Any, prior: ScoringPrior, options: Options | None, trust
     options = options or Options()
     if isinstance(thing, MeanPrior):
         thing, options = thing.mean, replace(options, std=1.0)
-    reference = str(thing) if isinstance(thing, str | Path) else _import_name(thing)
+    reference = str(thing) if isinstance(thing, str | Path) else import_name(thing)
     if reference is None:
         return None
     if isinstance(thing, str | Path) and not is_code(thing):
@@ -238,12 +237,3 @@ def prior_from_source(source: PriorSource) -> ScoringPrior:
     if isinstance(prior, MeanPrior) and std is not None:
         return MeanPrior(prior.mean, std, prior.name)
     return prior
-
-
-def _import_name(thing: Any) -> str | None:
-    """Return `module:name` of a module's function or object, or None if it cannot be imported by that name."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    name = getattr(thing, "__name__", "")
-    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:
-        return None
-    return f"{module.__name__}:{name}"

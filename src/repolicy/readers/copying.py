@@ -18,9 +18,8 @@ def policy_from(described: PolicyDescription) -> Policy:
     spec, std = _spec(described), described.std
     normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
     state = _state(described, spec, normalizer)
-    if (
-        std is not None and std.source == "vector"
-    ):  # stored as its logarithm, so that no gradient step makes it negative
+    if std is not None and std.source == "vector":
+        # It is stored as its logarithm, so that no gradient step makes it negative.
         least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
         state["log_std"] = STDS[spec.std].log_std(bound_raw_std(_tensor(std.raw), spec), least)
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))

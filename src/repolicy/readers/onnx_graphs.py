@@ -12,6 +12,7 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
+from repolicy.readers.brax import BRAX_MIN_STD
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, PolicyDescription, Std
@@ -23,7 +24,6 @@ ACTION_NAMES = (
     *("output", "pi", "policy", "actor"),
 )
 MEAN_PREFIX = "deterministic_"  # before one of these names
-BRAX_MIN_STD = 1e-3
 OTHER_WORDS = (  # in names of outputs that are no action
     *("value", "critic", "baseline"),
     *("std", "sigma", "log_prob", "logp", "entropy"),

@@ -46,7 +46,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
         raise CannotCopyError(f"its policy has other layers than linear ones ({first_names(tensors)})")
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
-    if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
+    if not names or (LOG_STD not in tensors and not deterministic):
         raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {first_names(tensors)}")
     agent = agent_settings(context.path)
     activation = context.activation("elu", LIBRARY, _activation(agent))

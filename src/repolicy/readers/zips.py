@@ -26,8 +26,8 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
 
 def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
     """Raise a FileError if a zip of `size` bytes says that it unpacks to far too many bytes."""
-    if unpacked_size(archive) > MAX_RATIO * size + FREE_SIZE:
-        unpacked = unpacked_size(archive)
+    unpacked = unpacked_size(archive)
+    if unpacked > MAX_RATIO * size + FREE_SIZE:
         raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}")
 
 

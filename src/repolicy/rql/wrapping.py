@@ -22,7 +22,7 @@ from repolicy.envs import (
     merge_infos,
     observation_size,
 )
-from repolicy.envs.addons import names
+from repolicy.envs.addons import requests_of
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
 from repolicy.objective_names import check_supported
@@ -129,7 +129,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
-        self.addon = combine_addons(names(addons))
+        self.addon = combine_addons(requests_of(addons))
         self.wish_weight = self.addon.largest_weight  # read by hosts, which measure an add-on at weight 1
 
     def reset(self, **options: Any) -> Any:
