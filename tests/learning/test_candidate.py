@@ -60,7 +60,9 @@ class Run:
         with torch.no_grad():
             worker.learner.policy.get_parameter("log_std").fill_(which)
         self.does[which] = told(objective, lengths)
-        return self.segments.store_policy(self.segments.evaluate())
+        evaluation = self.segments.evaluate()
+        self.segments.store_policy(evaluation)
+        return evaluation
 
     def files(self) -> list[tuple[str, float]]:
         folder = self.segments.folder

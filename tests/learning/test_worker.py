@@ -17,13 +17,14 @@ from repolicy.learning import ppo
 from repolicy.learning.multipliers import budget_violation, steered_objective
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import derived_seed
-from repolicy.learning.terms import TaskRewards, normalized
+from repolicy.learning.terms import FixedTerms, TaskRewards
 from repolicy.learning.worker import Worker, lowest_tenth
-from repolicy.objective import Objective, full, kl, reformulated, residual, soft
+from repolicy.objective import Objective, full, kl, no_entropy, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import moment_sums
 from repolicy.runs.ranks import SingleRank
+from repolicy.runs.request import Request
 
 
 def seen_by(made: Worker, rollout: Rollout) -> Tensor:
@@ -311,7 +312,9 @@ def test_what_the_critic_explains() -> None:
     """Of the returns' variance, the share that is not left over; with or without advantages that are normalized."""
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
     for standardize in (True, False):
-        found = normalized(gains, targets.unsqueeze(-1), SingleRank(), standardize)
+        settings = replace(SETTINGS, normalize_advantages=standardize)
+        terms = FixedTerms(Request("LinearQuadratic", no_entropy(), settings))
+        found = terms.normalized(None, gains, targets.unsqueeze(-1), SingleRank())
         assert found.target_sums.tolist() == [[4.0], [0.0], [200.0]]
         assert found.explained_variance == pytest.approx(1.0 - float(gains.var() / targets.var()))
         assert float(found.advantages.std(correction=0)) == pytest.approx(1.0 if standardize else 5.0**0.5)

@@ -107,7 +107,7 @@ def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
         raise UsageError(f"the prior's actions pass through tanh, and the environment's do not; {remedy}")
 
 
-# A prior that scores a rollout and acts -----------------------------------------------------------------------------
+# A prior that scores a rollout and acts -------------------------------------------------------------------------------
 
 
 Scores = tuple[Tensor, Tensor | None]

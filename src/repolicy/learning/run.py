@@ -16,6 +16,7 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.multipliers import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import dial_warnings
+from repolicy.learning.worker import Worker
 from repolicy.policies import add_to_card
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.session import claim_folder
@@ -116,20 +117,26 @@ def work(
                 callback.write(metrics)
             announce(callbacks, segments.notes)
             segments.notes.clear()
-        if worker.iteration == request.settings.iterations:
-            if parse_env_name(request.env).decoder is None:  # for a generative policy's noise, a few nats are a lot
-                announce(callbacks, dial_warnings(metrics, worker.learner.policy))
-            if metrics and team.index == 0:
-                announce(callbacks, constraint_warnings(worker.multipliers, folder.read_metrics()))
-                if worker.multipliers.keep and worker.prior is not None:
-                    announce(callbacks, [kept_sentence(worker.prior, read_policy(folder.policy).policy, request)])
-    finished = worker.iteration == request.settings.iterations
+        finished = worker.iteration == request.settings.iterations
+        if finished and metrics and team.index == 0:
+            announce(callbacks, final_sentences(worker, folder, metrics))
     if not metrics and worker.iteration:  # nothing was left to do
         logged = folder.read_metrics()
         metrics = {name: values[-1] for name, values in logged.items() if values and values[-1] is not None}
     if finished and team.index == 0 and not request.prior:
         store_nat_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)
+
+
+def final_sentences(worker: Worker, folder: RunFolder, metrics: dict[str, float]) -> list[str]:
+    """Return what the user should know of a run that ends: `metrics` are those of its last iteration."""
+    sentences = list[str]()
+    if parse_env_name(worker.request.env).decoder is None:  # for a generative policy's noise, a few nats are a lot
+        sentences += dial_warnings(metrics, worker.learner.policy)
+    sentences += constraint_warnings(worker.multipliers, folder.read_metrics())
+    if worker.multipliers.keep and worker.prior is not None:
+        sentences.append(kept_sentence(worker.prior, read_policy(folder.policy).policy, worker.request))
+    return sentences
 
 
 def store_nat_worth(request: Request, folder: RunFolder) -> None:

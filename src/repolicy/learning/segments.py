@@ -145,10 +145,12 @@ class Segments:
     def end(self) -> dict[str, float]:
         """Close the environments, evaluate, write the policy, and return the evaluation."""
         self.worker.close()
-        return self.store_policy(self.evaluate() if self.has_evaluations else {})
+        evaluation = self.evaluate() if self.has_evaluations else {}
+        self.store_policy(evaluation)
+        return evaluation
 
     def update_candidate(self, evaluation: dict[str, float]) -> Candidate:
-        """Store the present policy as the candidate where its objective is the highest so far; return the policy.
+        """Return the present policy, and store it as the candidate where its objective is the highest so far.
 
         Objectives can be compared only if all segments have the same weights.
         """
@@ -161,15 +163,14 @@ class Segments:
             self.candidate = last
         return last
 
-    def store_policy(self, evaluation: dict[str, float]) -> dict[str, float]:
-        """Write the policy of a segment's end, at the run's end the better one of two; return its evaluation."""
+    def store_policy(self, evaluation: dict[str, float]) -> None:
+        """Write the policy of a segment's end; at the run's end, the better one of two."""
         worker = self.worker
         last = self.update_candidate(evaluation)
         result = self.choose_result(last) if worker.iteration == worker.settings.iterations else last
         if result is not last:
             self.write(self.folder.replaced, last, "last")
         self.write(self.folder.policy, result, "last" if result is last else "earlier")
-        return evaluation
 
     def choose_result(self, last: Candidate) -> Candidate:
         """Return the candidate where it is clearly better than the last policy in new episodes; else the last."""

@@ -75,20 +75,15 @@ class FixedTerms:
         return advantages, advantages.unsqueeze(-1) + values
 
     def normalized(self, task: TaskRewards, advantages: Tensor, targets: Tensor, team: Ranks) -> Normalized:
-        """Return the advantages as the update takes them."""
-        return normalized(advantages, targets, team, self.settings.normalize_advantages)
-
-
-def normalized(advantages: Tensor, targets: Tensor, team: Ranks, standardize: bool = True) -> Normalized:
-    """Return advantages `[T, N]`, standardized over all ranks unless told otherwise; targets are `[T, N, 1]`."""
-    both = team.sum(moment_sums(torch.cat([advantages.unsqueeze(-1), targets], -1)))
-    count, total, squares = both
-    means = total / count
-    advantage_var, target_var = (squares / count - means.square()).clamp_min(0.0).tolist()
-    explained = 1.0 - advantage_var / max(target_var, 1e-12)
-    if standardize:
-        advantages = (advantages - float(means[0])) / (advantage_var**0.5 + 1e-8)
-    return Normalized(advantages, both[:, 1:], explained)
+        """Return advantages standardized over all ranks, unless the settings say otherwise; targets are `[T, N, 1]`."""
+        both = team.sum(moment_sums(torch.cat([advantages.unsqueeze(-1), targets], -1)))
+        count, total, squares = both
+        means = total / count
+        advantage_var, target_var = (squares / count - means.square()).clamp_min(0.0).tolist()
+        explained = 1.0 - advantage_var / max(target_var, 1e-12)
+        if self.settings.normalize_advantages:
+            advantages = (advantages - float(means[0])) / (advantage_var**0.5 + 1e-8)
+        return Normalized(advantages, both[:, 1:], explained)
 
 
 # Every weight of one or several ranges at once ------------------------------------------------------------------------
