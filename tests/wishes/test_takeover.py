@@ -17,7 +17,7 @@ from typed_keys import Typed
 
 from repolicy.cli.main import main
 from repolicy.envs.wish_file import Features, open_wish
-from repolicy.errors import RepolicyError
+from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -152,6 +152,25 @@ def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> No
     assert again.episode.tolist() == [0] * 20 + [1] * 10
     with pytest.raises(RepolicyError, match="another policy or environment"):
         RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
+
+
+def test_a_line_without_its_end_does_not_swallow_the_next_one(policy: Path, tmp_path: Path) -> None:
+    """The process was killed between a step's last character and the end of its line."""
+    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    record(found, PENDULUM, path, 3, push)
+    path.write_text(path.read_text().removesuffix("\n"))
+    assert record(found, PENDULUM, path, 5, push, resume=True).episode.tolist() == [0] * 3 + [1] * 2
+
+
+def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tmp_path: Path) -> None:
+    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    record(found, PENDULUM, path, 3, push)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    damaged = path.read_bytes()
+    with pytest.raises(FileError, match="line 2 is no line of a record"):
+        record(found, PENDULUM, path, 5, push, resume=True)
+    assert path.read_bytes() == damaged
 
 
 def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tmp_path: Path) -> None:

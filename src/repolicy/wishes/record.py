@@ -169,13 +169,16 @@ class RecordFile:
             if not resume:
                 go_on = "add --resume to go on with it, or " if path.is_file() else ""
                 raise UsageError(f"{path} is there already: {go_on}name another --out")
-            lines = read_bytes(path).decode(errors="replace").splitlines()
+            content = read_bytes(path)
+            lines = content.decode(errors="replace").splitlines()
             if _line(lines[0], f"{path}, line 1") != header:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
-            complete = [line for line in lines[1:] if line.endswith("}")]
-            if len(complete) < len(lines) - 1:  # the process was killed while it wrote the last line
-                write_bytes(path, "".join(f"{line}\n" for line in [lines[0], *complete]).encode())
-            values = [_line(line, str(path)) for line in complete]
+            if not lines[-1].endswith("}"):  # the process was killed while it wrote this line
+                lines.pop()
+            whole = "".join(f"{line}\n" for line in lines).encode()
+            if whole != content:
+                write_bytes(path, whole)
+            values = [_line(line, f"{path}, line {number}") for number, line in enumerate(lines[1:], 2)]
             dropped = {line["dropped"] for line in values if "dropped" in line}
             episodes = [line.get("episode", -1) for line in values if "dropped" not in line]
             self.episode = 1 + max(episodes, default=-1)
