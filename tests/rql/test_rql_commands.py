@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -85,6 +86,21 @@ def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, l
     assert one["iteration"] == [1, 2, 3, 4]
     train(env, full(0.2), tmp_path / "2", replace(settings, seed=6), callbacks=[Interrupts(100)])
     assert RunFolder(tmp_path / "2").read_metrics()[loss][0] != one[loss][0]
+
+
+def test_every_environment_of_a_run_is_closed(tmp_path: Path) -> None:
+    made, closed = list[gymnasium.Env[Any, Any]](), list[gymnasium.Env[Any, Any]]()
+
+    class Closing(Walk):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    train(Closing, full(0.2), tmp_path, replace(QUICK, checkpoint_every=60))
+    assert len(made) == 3
+    assert closed == made
 
 
 def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bit(tmp_path: Path) -> None:

@@ -236,13 +236,16 @@ def _run(
     folder = RunFolder(out, Request)
     with watchdog(env_timeout), one_thread():  # such small layers are slower on several threads
         model = _make_algorithm(request, prior.policy if prior else None)
-        announce(callbacks, notes)
-        package_versions = versions() | {"stable_baselines3": version("stable_baselines3")}
-        with folder.locked():
-            announce(callbacks, folder.begin(request, package_versions, resume, prior.content if prior else None))
-            with polite_interrupt() as interrupted:
-                log = MetricsLog(request, folder, callbacks, interrupted)
-                return _train_segments(model, request, folder, log, interrupted, package_versions)
+        try:
+            announce(callbacks, notes)
+            package_versions = versions() | {"stable_baselines3": version("stable_baselines3")}
+            with folder.locked():
+                announce(callbacks, folder.begin(request, package_versions, resume, prior.content if prior else None))
+                with polite_interrupt() as interrupted:
+                    log = MetricsLog(request, folder, callbacks, interrupted)
+                    return _train_segments(model, request, folder, log, interrupted, package_versions)
+        finally:
+            model.env.close()  # not the one that it was made with: each segment has its own
 
 
 def _train_segments(
