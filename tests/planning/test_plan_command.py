@@ -5,6 +5,8 @@ import io
 import json
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
@@ -210,6 +212,13 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     assert session.settings["weight of hind_leg"] == 50.0
     seen = [json.loads(steps.readline()) for _ in range(3)]
     assert seen[-1]["ends"]["weight of hind_leg"] == [0.0, 50.0]  # also for who opens the page now
+
+
+def test_two_clicks_at_once_keep_the_same_planner(port, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda _: time.sleep(0.05))  # so that the second begins while the first writes
+    with ThreadPoolExecutor(2) as pool:
+        answers = [*pool.map(lambda _: asked(port, "POST", "/keep").status, range(2))]
+    assert answers == [200, 200]
 
 
 def test_the_robot_s_limbs_are_where_its_bodies_are(session):

@@ -118,7 +118,8 @@ class LiveSession:
 
     def keep(self) -> str:
         """Write the planner's folder with the present settings, and return its path."""
-        save_planner(self.planner, self.out)
+        with self.lock:  # two requests at once would write into one temporary file
+            save_planner(self.planner, self.out)
         return str(self.out)
 
     def step(self) -> dict[str, Any]:
