@@ -79,13 +79,9 @@ def plan(
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
     policy = start.saved.policy
-    choices = policy.actions.kind == "discrete"
-    several = len(policy.actions.sizes) > 1
-    if choices and (several or value or learned):
-        what = "makes several choices at once" if several else "makes choices"
-        raise UsageError(
-            f"{start.name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
-        )
+    is_discrete = policy.actions.kind == "discrete"
+    if is_discrete:
+        _check_tree(start.name, policy, value, learned)
     place = start.env(trust) if env is None else env_name(env)
     wishes = requests_of(addon)
     wish = _wish_in(place, wishes)
@@ -93,20 +89,12 @@ def plan(
     check_fit(policy, probe_env(place), "the prior")
 
     # Weights that are not named come from what a nat is worth, and from trials around it.
-    runs_trials = omega is None and states is None and not value and not choices
+    runs_trials = omega is None and states is None and not value and not is_discrete
     notes = list[str]()
     if omega is None or states is None:
-        task = EnvWeightFinder(start.saved.card, policy, Settings(), say, place, wishes)
-        weights, _, reward = task.weights("--omega and --states")
-        if weights is None:
-            raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
-        chosen_weights = [f"omega is {weights.omega:.3g}"] if omega is None else []
-        if states is None:
-            chosen_weights.append(f"states {'' if chosen_weights else 'is '}{weights.states:.3g}")
-        omega = weights.omega if omega is None else omega
-        states = weights.states if states is None else states
-        notes = [f"{' and '.join(chosen_weights)}, by what a nat of the prior is worth of {reward}"]
-    model, note = model_of(policy, place, learned, search.seed, say)
+        omega, states, weights_note = _fill_weights(start.saved, place, wishes, omega, states, say)
+        notes = [weights_note]
+    model, model_note = model_of(policy, place, learned, search.seed, say)
     with one_thread():
         if states:
             check_learnable(policy)
@@ -115,14 +103,40 @@ def plan(
         score = Score(wish, omega, states, search.discount, density, None)
         if runs_trials:
             say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
-            score, sentence = best_of_trials(policy, place, model, score, search, rollouts)
-            notes = [sentence]
+            score, trials_note = best_of_trials(policy, place, model, score, search, rollouts)
+            notes = [trials_note]
         elif value:
             score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
-    if note:
-        notes.append(note)
-    search = search.filled(choices, score.value is not None)
+    if model_note:
+        notes.append(model_note)
+    search = search.filled(is_discrete, score.value is not None)
     return Planned(policy, model, score, search, saved=start.saved, env=place, addons=wishes, notes=tuple(notes))
+
+
+def _check_tree(name: str, prior: Policy, value: bool, learned: bool) -> None:
+    """Raise UsageError if a tree, which plans for discrete actions, cannot plan for this prior with these options."""
+    makes_several = len(prior.actions.sizes) > 1
+    if makes_several or value or learned:
+        what = "makes several choices at once" if makes_several else "makes choices"
+        raise UsageError(
+            f"{name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
+        )
+
+
+def _fill_weights(
+    saved: SavedPolicy, env: str, wishes: tuple[str, ...], omega: float | None, states: float | None, say: Say
+) -> tuple[float, float, str]:
+    """Return omega and states, by what a nat of the prior is worth where they are None; and a note about these."""
+    finder = EnvWeightFinder(saved.card, saved.policy, Settings(), say, env, wishes)
+    weights, _, reward = finder.weights("--omega and --states")
+    if weights is None:
+        raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
+    found = [f"omega is {weights.omega:.3g}"] if omega is None else []
+    if states is None:
+        found.append(f"states {'' if found else 'is '}{weights.states:.3g}")
+    omega = weights.omega if omega is None else omega
+    states = weights.states if states is None else states
+    return omega, states, f"{' and '.join(found)}, by what a nat of the prior is worth of {reward}"
 
 
 def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:

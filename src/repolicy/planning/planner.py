@@ -46,9 +46,9 @@ class Search:
     seed: int = 0
     """The seed of the noise."""
 
-    def filled(self, choices: bool, value: bool) -> "Search":
+    def filled(self, is_discrete: bool, has_value: bool) -> "Search":
         """Return these settings with the defaults in place of each 0."""
-        samples, horizon = (150, 50) if choices else (32, 4 if value else 8)
+        samples, horizon = (150, 50) if is_discrete else (32, 4 if has_value else 8)
         return replace(self, samples=self.samples or samples, horizon=self.horizon or horizon)
 
     def __post_init__(self) -> None:
