@@ -112,9 +112,8 @@ class DialedPolicy:
         """Return the position for a number or named values, and a warning if it is outside of the trained range."""
         if isinstance(self.saved.policy, ConditionedPolicy):
             values = self.saved.policy.dial_values(number, values)
-            return tuple(dial.nearest(values[dial.name]) for dial in self.dials), self.saved.policy.range_warning(
-                values
-            )
+            position = tuple(dial.nearest(values[dial.name]) for dial in self.dials)
+            return position, self.saved.policy.range_warning(values)
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
         return (number,), extrapolation_warning(number)
@@ -222,8 +221,8 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
     path = sweep / "sweep.json"
     content = read_json(path)
     action = "mean_action" if parse_env_name(env).decoder is None else "sampled_action"  # as `Point.main_evaluation`
-    point = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
-    check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
+    point_shape = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
+    check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point_shape]}, str(path))
     swept = content["request"]
     if (swept["env"], swept["addons"]) != (env, list(addons)):
         raise UsageError(

@@ -9,7 +9,15 @@ from typing import NamedTuple
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.run_page import action_kind, by_action, film_caption, films_for_page, reward_table, reward_tiles
+from repolicy.report.run_page import (
+    action_kind,
+    by_action,
+    film_caption,
+    films_for_page,
+    prior_pairs,
+    reward_table,
+    reward_tiles,
+)
 from repolicy.report.verdict import action_words, basis, mean_and_std, verdict
 from repolicy.text import capitalized, counted, number
 
@@ -93,8 +101,10 @@ def point_verdicts(swept: SweepResult) -> list[str]:
     """Return the verdict on each point, with its numbers beside the prior's."""
     contents, prior = [], swept.prior
     for index, point in enumerate(swept.points):
-        before, after = prior.main_evaluation, point.main_evaluation
-        pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
+        mean = {"prior": prior.mean, "customized": point.mean}
+        sampled = {"prior": prior.sampled, "customized": point.sampled}
+        pairs = prior_pairs(mean, sampled)
+        before, after = pairs[0]
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         contents.append(at_stop(index, sentence + page.tiles(reward_tiles({"prior": before, "customized": after}))))
     return contents

@@ -29,6 +29,11 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
     return f"{value:,.{min(digits, 3) if three_are_enough else digits}f}".replace("-", "−")
 
 
+def value_and_error(value: float, error: float) -> str:
+    """Format a value with its standard error: `653 ± 84`."""
+    return f"{rounded(value, error)} ± {rounded(error, error, of=value)}"
+
+
 def mean_and_std(column: Column, like: float | None = None) -> str:
     """Format a quantity of each episode as `mean ± std`, with the digits of `like`; one episode has no std."""
     mean, like = column.mean, column.mean if like is None else like
@@ -71,7 +76,7 @@ class Difference:
     def __str__(self) -> str:
         if math.isnan(self.error):
             return f"{number(self.value)} ± unknown"
-        return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error, of=self.value)}"
+        return value_and_error(self.value, self.error)
 
     @property
     def unsigned(self) -> "Difference":
@@ -163,8 +168,7 @@ def _describe_limits(evaluation: Evaluation) -> list[str]:
             outcome = f": cannot tell, {excess_words} beyond it may be chance"
         else:
             outcome = " holds"
-        mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
-        sentences.append(f"limit {text}{outcome} ({mean})")
+        sentences.append(f"limit {text}{outcome} ({value_and_error(column.mean, column.error)})")
     return sentences
 
 
@@ -175,8 +179,7 @@ def _describe_kept_share(change: Difference, keep: float) -> str:
     outcome = "that holds"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
-    kept = f"{rounded(share, error)} ± {rounded(error, error, of=share)}"
-    return f"it keeps {kept} of the old return, and {keep:g} was asked for: {outcome}"
+    return f"it keeps {value_and_error(share, error)} of the old return, and {keep:g} was asked for: {outcome}"
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
