@@ -9,7 +9,7 @@ mistakes (DAgger). The planner continues from its previous plan in either case.
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     addons = values["request"]["addons"]
     # A user cannot name the environment and the add-ons in another way here, so the remedy is to trust the folder.
     check_trust(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_HINT)
-    search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
+    search = Search(**{field.name: values["search"].get(field.name) for field in fields(Search)})
     env = env_from_card(values, path, trust=True)
     made = plan(
         folder / PRIOR, addons, env=env, omega=values["omega"], states=values["states"], value=values["value"],

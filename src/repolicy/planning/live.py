@@ -74,7 +74,7 @@ class LiveSession:
         self._env: Any = with_robot(planner.env)
         self._space = action_space(self._env.action_space, planner.env)
         self._observation, _ = self._env.reset(seed=planner.search.seed)
-        self.each = [self._env]
+        self.each = [self._env]  # a model that simulates in copies copies these
         planner.watch(self)
         self._begin()
         self._means = dict[str, float]()

@@ -128,16 +128,10 @@ def as_array(things: list[Any]) -> np.ndarray:
 WEAK_STEPS, STRONG_STEPS = 20, 200
 FAR = 1e3  # a coordinate beyond any bound
 OBSERVATION_TOLERANCE, INFO_TOLERANCE = 1e-3, 0.1
-ENDLESS = (
-    "HalfCheetahEnv",
-    "SwimmerEnv",
-)  # Gymnasium's environments that never end by themselves, and have no is_healthy
-WRAPPERS = (
-    "TimeLimit",
-    "OrderEnforcing",
-    "PassiveEnvChecker",
-    "RecordEpisodeStatistics",
-)  # that do not change the physics
+# Gymnasium's environments that never end by themselves, and have no is_healthy.
+ENDLESS = ("HalfCheetahEnv", "SwimmerEnv")
+# Gymnasium's wrappers that do not change the physics.
+WRAPPERS = ("TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics")
 
 
 class CannotBatchError(UsageError):

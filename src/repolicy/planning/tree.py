@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 EXPLORATION = 0.2  # λ = EXPLORATION·A / log(2 + N) after N visits of a node
 DETERMINISTIC_AFTER = 2  # draws of one action with equal outcomes, after which an environment counts as deterministic
 
-Row = tuple[
-    np.ndarray, np.ndarray, np.ndarray, Info
-]  # observation, action, next observation and info of a step, [1, ...] each
+# The observation, action, next observation and info of a step, [1, ...] each.
+Row = tuple[np.ndarray, np.ndarray, np.ndarray, Info]
 
 
 @dataclass(slots=True)
@@ -109,7 +108,7 @@ class Tree:
     def _expand(self, node: Node, action: int, left: int) -> tuple[Outcome, bool]:
         """Return an outcome of an action, and whether it is new.
 
-        In a stochastic environment the action is simulated anew while its visits exceed K², for K known outcomes.
+        In a stochastic environment the action is simulated anew once its visits reach K², for K known outcomes.
         Otherwise a known outcome is drawn.
         """
         known, tries = node.outcomes[action], node.visits[action]

@@ -348,10 +348,10 @@ def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
 def restore(model: Any, tensors: dict[str, Tensor]) -> None:
     """Load tensors of `checkpoint_tensors` into a model."""
     buffer, parts = model.replay_buffer, model.get_parameters()
+    size = len(tensors["buffer/rewards"])
     for name in BUFFER:
-        values = tensors[f"buffer/{name}"].numpy()
-        getattr(buffer, name)[: len(values)] = values
-    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(values) == buffer.buffer_size
+        getattr(buffer, name)[:size] = tensors[f"buffer/{name}"].numpy()
+    buffer.pos, buffer.full = int(tensors["buffer/position"]), size == buffer.buffer_size
     for name, tensor in tensors.items():
         part, *keys = name.split("/")
         if part.endswith("optimizer"):

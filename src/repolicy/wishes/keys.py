@@ -70,9 +70,8 @@ class WindowKeys:
         except ImportError:
             raise UsageError("a window needs pygame: pip install 'repolicy[film]', or add --keys terminal") from None
         self._game, self._rate = pygame, rate
-        os.environ.setdefault(
-            "SDL_FRAMEBUFFER_ACCELERATION", "0"
-        )  # with it the window stays black beside MuJoCo's OpenGL
+        # With acceleration the window stays black beside MuJoCo's OpenGL.
+        os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
         try:
             pygame.display.init()
             pygame.font.init()

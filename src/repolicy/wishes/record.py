@@ -74,7 +74,7 @@ class Record:
             needed = ("observation", "action", "next", "person", "episode")
             return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
-            return cls._lerobot(path, env)
+            return cls._read_lerobot(path, env)
         lines, dropped, steps = read_bytes(path).decode(errors="replace").splitlines(), set[int](), list[Step]()
         header = _line(lines[0] if lines else "", f"{path}, line 1")
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
@@ -94,7 +94,7 @@ class Record:
         return cls.of((step for step in steps if step.episode not in dropped), header["env"], header["policy"])
 
     @classmethod
-    def _lerobot(cls, path: Path, env: str) -> Self:
+    def _read_lerobot(cls, path: Path, env: str) -> Self:
         """Read a parquet file of LeRobot's datasets. The next observation of a frame is that of the following frame."""
         try:
             import pyarrow.parquet as parquet
