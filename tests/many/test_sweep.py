@@ -1,9 +1,9 @@
 """The bend of a trade-off, and sweeps that are refused before anything is written."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import noise_worlds
@@ -227,6 +227,15 @@ def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_ray_is_told_before_the_add_on_is_tried(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("repolicy.many.sweep.try_addon", lambda *_: pytest.fail("tried"))
+    with pytest.raises(UsageError, match="--ray needs the package ray: pip install"):
+        refused(prior, tmp_path / "out", on_ray=True)
+
+
 def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "settings.json").write_text("mine")
@@ -361,12 +370,10 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
 ) -> None:
     def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
         for job in jobs:
+            save_policy(Path(told(job.program, "--out"), "policy.safetensors"), read_policy(prior).policy, {})
             on_end(job, "not today" if "0.2" in job.name else "")
 
     monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
-    monkeypatch.setattr(
-        "repolicy.many.sweep.read_policy", lambda path: SimpleNamespace(policy=read_policy(prior).policy)
-    )
     swept = list[SweepResult]()
 
     def reported(found: SweepResult, say: object) -> Path:

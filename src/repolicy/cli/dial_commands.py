@@ -166,12 +166,12 @@ class Sweep(OpensPolicy):
     """For a generative policy: the number of successive actions in its output."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
-    episodes: int = 50
-    """Episodes of each evaluation afterwards."""
+    episodes: int | None = None
+    """Episodes of each evaluation afterwards; by default 50."""
     out: Path | None = None
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
-    """Continue the sweep in the folder; new values of --omega are added to it."""
+    """Continue the sweep in the folder: new values of --omega are added, other options stay as they were."""
     settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     settings: Settings = field(default_factory=Settings)

@@ -12,11 +12,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Wish, combine_addons, find_session_only, parse_env_name
+from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addons import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
-from repolicy.loading import PYTHON, read_bytes, read_json
+from repolicy.loading import PYTHON, file_sum, read_bytes, read_json
 from repolicy.many import pool
+from repolicy.many.evaluations import code_sums, evaluations_sum, read_evaluations, write_evaluations
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
@@ -37,6 +38,7 @@ from repolicy.runs import (
     physical_cores,
     ranks,
     validate_settings,
+    versions,
 )
 from repolicy.text import counted, usual_out
 
@@ -46,7 +48,9 @@ SWEEP_SHAPE = {
         "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
     },
     "omegas": [float],
+    "episodes?": int,
 }  # fmt: skip
+EPISODES = 50  # of each evaluation
 
 
 def sweep(
@@ -67,7 +71,7 @@ def sweep(
     sparse: bool = False,
     jobs: int = 0,
     on_ray: bool = False,
-    episodes: int = 50,
+    episodes: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> SweepResult:
@@ -93,7 +97,7 @@ def sweep(
         sparse: accept an add-on that is constant over some thousand trial steps.
         jobs: the number of points that are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
-        episodes: the number of episodes in each evaluation afterwards.
+        episodes: the number of episodes in each evaluation afterwards; by default 50.
         say: is called with each message.
         progress: is called with the share of training that is done, for each ω′.
     """
@@ -101,9 +105,11 @@ def sweep(
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     check_counts(0, jobs=jobs)
-    check_counts(episodes=episodes)
     folder = Path(out or usual_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
     content = read_sweep(folder) if resume else None
+    if episodes is None:
+        episodes = (content or {}).get("episodes", EPISODES)
+    check_counts(episodes=episodes)
     before = None if content is None else _stored_request(content, folder)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
     if content is not None and not values:
@@ -129,6 +135,7 @@ def sweep(
     env = env or start.env(trust)
     _check_points(env, options.addons, settings, alpha)
     settings = replace(settings, ranks=1)
+    starter = pool.connect_to_ray() if on_ray else LocalProcess  # before episodes are spent
 
     # Try the add-on, and choose alpha and states for all points.
     env = start.with_roles(env, settings.backend)
@@ -150,14 +157,12 @@ def sweep(
     }
 
     # Train all points, and evaluate them.
-    starter = pool.connect_to_ray() if on_ray else LocalProcess
     with RunFolder(folder).locked():
-        omegas = _claim_folder(folder, shared, omegas, start.content)
+        omegas = _claim_folder(folder, shared, omegas, start.content, episodes)
         at_once = jobs or (len(omegas) if on_ray else physical_cores())
-        say(f"training {counted(len(omegas), 'point')}, {min(at_once, len(omegas))} at a time")
         failed = _train(omegas, folder, shared, starter, at_once, say, progress)
         result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
-        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(result))
+        write_json(folder / "sweep.json", {"format": FORMAT, "episodes": episodes} | as_dict(result))
     return result
 
 
@@ -211,11 +216,17 @@ def _omega_text(omega: float) -> str:
     return f"{omega:.12g}"
 
 
+def _names(omegas: Sequence[float]) -> str:
+    return " and ".join(f"ω′ {omega:g}" for omega in omegas)
+
+
 def _point_folder(folder: Path, omega: float) -> Path:
     return folder / f"omega-{_omega_text(omega)}"
 
 
-def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
+def _claim_folder(
+    folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int
+) -> list[float]:
     """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
     prior_file, content = folder / "prior.safetensors", read_sweep(folder)
     if content is not None:
@@ -233,7 +244,7 @@ def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], pr
         write_bytes(prior_file, prior)
         content = {"format": FORMAT, "request": request, "omegas": omegas}
     write_json(folder / "settings.json", request["settings"])  # each point reads it; the user may have edited it
-    write_json(folder / "sweep.json", content)
+    write_json(folder / "sweep.json", content | {"episodes": episodes})
     return omegas
 
 
@@ -264,10 +275,15 @@ def _train(
     for omega in omegas:
         log = folder / f"omega-{_omega_text(omega)}.log"
         omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), log)] = omega
+    # A trained point's job only checks that environment and add-ons are what they were.
+    trained = [omega for omega in omegas if _point_progress(_point_folder(folder, omega), request) == 1.0]
+    count = len(omegas) - len(trained)
+    sentences = [f"training {counted(count, 'point')}, {min(at_once, count)} at a time"] if count else []
+    say("; ".join([*sentences, *([f"checking {_names(trained)}, trained before"] if trained else [])]))
 
     def on_end(job: Job, error: str) -> None:
         errors[omega_of[job]] = error
-        if not error:
+        if not error and omega_of[job] not in trained:
             say(f"{job.name} is trained")
 
     def on_poll(_: list[Job]) -> None:
@@ -313,18 +329,35 @@ def _evaluate_all(
     episodes: int,
     say: Callable[[str], None],
 ) -> SweepResult:
-    """Evaluate the prior and all points that could be trained."""
+    """Evaluate the prior and all points that could be trained.
+
+    A point's earlier evaluations are reused if its policy's file, the code of environment and add-ons and the versions
+    are the same, and if the prior has just earned what it earned then, in as many episodes with the same seed.
+    """
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
-    def evaluated_point(name: str, omega: float, place: Path, policy: Policy) -> Point:
+    def evaluated(name: str, policy: Policy) -> tuple[Evaluation, Evaluation]:
         say(f"evaluating {name}: {counted(episodes, 'episode')} with the mean action, {episodes} sampled")
         with ranks.one_thread():
-            return Point(omega, place, *evaluate_point(policy, prior, request["env"], addon, episodes, backend))
+            return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
 
-    prior_point, points = evaluated_point("the prior", math.inf, folder / "prior.safetensors", prior), []
+    of_prior, points, reused = evaluated("the prior", prior), list[Point](), list[float]()
+    code = code_sums(request["env"], request["addons"])
+    shared = {"prior": evaluations_sum(of_prior), "code": code, "versions": versions()}
     for omega in omegas:
-        if omega not in failed:
-            place = _point_folder(folder, omega)
-            policy = read_policy(RunFolder(place).policy).policy
-            points.append(evaluated_point(f"ω′ {omega:g}", omega, place, policy))
-    return SweepResult(request, folder, prior_point, points, failed)
+        if omega in failed:
+            continue
+        place, file = _point_folder(folder, omega), folder / f"omega-{_omega_text(omega)}.evaluations.safetensors"
+        policy = RunFolder(place).policy
+        made_of = shared | {"policy": file_sum(policy)}
+        evaluations = read_evaluations(file, made_of)
+        if evaluations is None:
+            evaluations = evaluated(f"ω′ {omega:g}", read_policy(policy).policy)
+            write_evaluations(file, evaluations, made_of)
+        else:
+            reused.append(omega)
+        mean, sampled = evaluations
+        points.append(Point(omega, place, mean, sampled))
+    if reused:
+        say(f"reusing the evaluations of {_names(reused)}: the same policies, and the prior earned the same again")
+    return SweepResult(request, folder, Point(math.inf, folder / "prior.safetensors", *of_prior), points, failed)
