@@ -7,7 +7,15 @@ import pytest
 
 from benchmarks import comparing as simulated
 from repolicy.many import comparing
-from repolicy.many.bets import MAX_STAKE, WARMUP, is_mean_proven_positive, log_wealth, loss_bounds, mean_lower_bound
+from repolicy.many.bets import (
+    MAX_STAKE,
+    WARMUP,
+    fewest_equal,
+    is_mean_proven_positive,
+    log_wealth,
+    loss_bounds,
+    mean_lower_bound,
+)
 from repolicy.many.comparing import Margin
 
 
@@ -18,6 +26,13 @@ def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
     # The mean is above m as soon as that many bets on 0.05 − m are won.
     each = (20 ** (1 / (200 - WARMUP)) - 1.0) / MAX_STAKE
     assert mean_lower_bound(gains, size, 0.05) == pytest.approx((0.05 - each) / (1.0 + each), abs=1e-9)
+
+
+@pytest.mark.parametrize("error", [0.05, 0.001])
+@pytest.mark.parametrize("margin", [0.005, 0.05, 0.5, 3.0])
+def test_the_fewest_equal_episodes_are_as_many_as_it_takes(margin: float, error: float) -> None:
+    gains = np.full(2000, margin)
+    assert is_mean_proven_positive(gains, np.ones(2000), error).argmax() + 1 == fewest_equal(margin, error)
 
 
 def test_no_stake_knows_the_number_it_is_on() -> None:

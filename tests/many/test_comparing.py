@@ -125,6 +125,12 @@ def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool)
     assert json.loads(json.dumps(found.as_dict()))["verdict"] == found.verdict == "cannot tell"
 
 
+def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> None:
+    few, more = (compare(GOOD, GOOD, QUADRATIC, episodes=episodes).sentences() for episodes in (5, 92))
+    assert few[2:] == ["5 episodes cannot tell (--episodes): even for two equal policies it takes 92 or more"]
+    assert not more[2:]
+
+
 def test_every_episode_has_a_start_of_its_own() -> None:
     """Two rounds are 50 starts, those of 50 environments with the seeds from the first on."""
     found = compare(GOOD, GOOD, QUADRATIC, "1e-6", episodes=50, seed=4)
@@ -368,7 +374,7 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     [
         ("stdd=1", "there is no option --stdd=1; did you mean --std"),
         ("std=x", "--std is 'x'; it must be a number"),
-        ("std=0.2", "leave out --std"),
+        ("std=0.2", "a is Repolicy's own file: leave out --of-new std, for files of other libraries\n"),
     ],
 )
 def test_options_for_the_new_policys_file(
@@ -383,7 +389,9 @@ def test_it_is_said_which_policy_lacks_a_std(tmp_path: Path, capsys: pytest.Capt
     code.write_text("def act(observations):\n    return observations[:, :1]\n")
     said = refused(capsys, 2, "compare", own, f"{code}:act", "--env", "Pendulum-v1")
     assert "the new policy: " in said
-    assert "stand behind --of-new, such as --of-new std=0.2" in said
+    assert "act gives a mean and no std: give one, such as --of-new std=0.2 (in Python" in said
+    said = refused(capsys, 2, "compare", own, f"{code}:act", "--env", "Pendulum-v1", "--of-new", "std=fit")
+    assert "--of-new std=fit needs recorded actions of this policy: --of-new demonstrations=FILE.npz" in said
     said = refused(capsys, 2, "compare", f"{code}:act", own, "--env", "Pendulum-v1")
     assert "the old policy: " in said
     assert "--of-new" not in said

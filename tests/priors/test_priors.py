@@ -258,7 +258,7 @@ class Needy(Wide):
     [
         (lambda: wrap_prior(lambda observations, noise: noise, name="flow"), "flow takes noise.*--noise.*--chunk"),
         (lambda: wrap_prior(SimpleNamespace(decode=twice), name="flow"), "flow takes noise.*--noise.*--chunk"),
-        (lambda: wrap_prior(twice), r"twice gives a mean and no std.*--std \(in Python, std=\)"),
+        (lambda: wrap_prior(twice), r"twice gives a mean and no std: give one, such as --std 0.2 \(in Python"),
         (lambda: wrap_prior(twice, 0.0), "the std of twice is 0.0; it must be above 0"),
         (lambda: wrap_prior(twice, [0.1, float("nan")]), "must be above 0"),
         (lambda: wrap_prior(Leaning(), 0.1), "knows its own std"),

@@ -86,7 +86,7 @@ def test_a_policy_in_memory_is_a_prior(tmp_path: Path) -> None:
 
 
 def test_options_are_for_files_of_others(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Repolicy's own file: leave out std,"):
+    with pytest.raises(UsageError, match="Repolicy's own file: leave out std, for files"):
         repolicy.load_policy("halfcheetah", std=0.1)
     path, actor = rsl_rl(tmp_path / "model_7.pt")
     relu = repolicy.load_policy(path, activation="relu")

@@ -7,6 +7,7 @@ expected wealth never grows if the mean is 0 or less, and it reaches 1/error wit
 "Estimating means of bounded random variables by betting" (2024).
 """
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -50,6 +51,12 @@ def log_wealth(values: np.ndarray, losses: np.ndarray) -> np.ndarray:
 def is_mean_proven_positive(values: np.ndarray, losses: np.ndarray, error: float) -> np.ndarray:
     """Return whether the mean is proven to be above 0 after each value `[..., N]`; wrong with probability `error`."""
     return log_wealth(values, losses) >= -np.log(error)
+
+
+def fewest_equal(margin: float, error: float) -> int:
+    """Return how many numbers that all equal the margin, a share of the bound on a loss, prove their mean positive."""
+    growth = margin * min(MAX_STAKE, 1.0 / margin)
+    return WARMUP + math.ceil(-math.log(error) / math.log1p(growth))
 
 
 def mean_lower_bound(values: np.ndarray, losses: np.ndarray, error: float) -> float:

@@ -38,10 +38,17 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import Addon, Wish, load_addon
 from repolicy.errors import UsageError, check_counts
-from repolicy.many.bets import VERDICT_ORDER, Verdict, is_mean_proven_positive, loss_bounds, mean_lower_bound
+from repolicy.many.bets import (
+    VERDICT_ORDER,
+    Verdict,
+    fewest_equal,
+    is_mean_proven_positive,
+    loss_bounds,
+    mean_lower_bound,
+)
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
-from repolicy.readers.reading import Options
+from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
 from repolicy.text import as_number, counted, number
 
@@ -136,6 +143,13 @@ class Comparison:
         """The worst verdict of the quantities that decide."""
         return min((row.verdict for row in self.deciding_rows), key=VERDICT_ORDER.index)
 
+    @property
+    def fewest_episodes(self) -> int:
+        """The fewest episodes in which two policies that are like the old one are told not to differ."""
+        margin = Margin.parse(self.margin)
+        sizes = [1.0 if margin.is_share else abs(row.old) for row in self.deciding_rows if row.old]
+        return max((fewest_equal(margin.value / size, self.error) for size in sizes), default=0)
+
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
         starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
@@ -146,6 +160,9 @@ class Comparison:
             f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
+        if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
+            few = f"{counted(self.episodes, 'episode')} cannot tell (--episodes)"
+            lines.append(f"{few}: even for two equal policies it takes {self.fewest_episodes:,} or more")
         for row in self.deciding_rows:
             if self.margin.endswith("%") and row.old == 0.0:
                 problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
@@ -328,10 +345,8 @@ def _open_policy(
     try:
         opened = open_policy_in_env(env, given, options or Options(), trust)
     except UsageError as error:
-        message = f"{role}: {error}"
-        if role == "the new policy" and "--" in str(error):
-            message += "; its options stand behind --of-new, such as --of-new std=0.2"
-        raise UsageError(message) from None
+        message = options_of_new(str(error)) if role == "the new policy" else str(error)
+        raise UsageError(f"{role}: {message}") from None
     return replace(opened, name=f"{role}, {given},")
 
 

@@ -278,7 +278,7 @@ def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior 
         save = "; save it and name its file" if callable(getattr(thing, "save", None)) else ""
         raise UsageError(f"the prior is of type {type(thing).__name__}; {need}{save}")
     if std is None:
-        raise UsageError(f"{name} gives a mean and no std: give one with --std (in Python, std=), such as 0.2")
+        raise UsageError(f"{name} gives a mean and no std: give one, such as --std 0.2 (in Python, std=0.2)")
     return MeanPrior(thing, std, name)
 
 

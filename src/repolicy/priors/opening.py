@@ -45,8 +45,9 @@ def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
 def check_own_file_options(path: str | Path, options: Options | None) -> None:
     """Raise if options for other libraries' files are given for Repolicy's own file or folder."""
     if options not in (None, Options()):
-        others = "--std, --temperature, --vecnormalize, --file-activation and --layout"
-        raise UsageError(f"{path} is Repolicy's own file: leave out {others}, which are for other libraries' files")
+        named = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
+        wrong = f"leave out {' and '.join(named)}, for files of other libraries"
+        raise UsageError(f"{path} is Repolicy's own file: {wrong}")
 
 
 def load_policy(

@@ -59,6 +59,16 @@ def in_python_terms(text: str) -> str:
     return OPTION.sub(python_name, text)
 
 
+def options_of_new(text: str) -> str:
+    """Replace options in a message on the new policy of a comparison: `--std 0.2` by `--of-new std=0.2`."""
+
+    def behind_of_new(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        return match[0] if name == "trust" else f"--of-new {name}{f'={value}' if value else ''}"
+
+    return OPTION.sub(behind_of_new, text)
+
+
 @contextlib.contextmanager
 def errors_in_python_terms(hint: str = "") -> Iterator[None]:
     """Translate options in error messages to Python names, and append `hint` where there was an option."""
