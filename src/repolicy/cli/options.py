@@ -239,7 +239,8 @@ def add_options(parser: argparse.ArgumentParser, command: type) -> None:
     for option in options(command):
         path, flag = ".".join(option.path), f"--{option.name}"
         if option.hint is bool:
-            parser.add_argument(flag, dest=path, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
+            action = argparse.BooleanOptionalAction if option.is_on else "store_true"
+            parser.add_argument(flag, dest=path, action=action, default=argparse.SUPPRESS)
             continue
         is_required = option.default == "(required)"
         arguments: dict[str, Any] = {"metavar": option.value_words, "type": _converter(option, parser)}
