@@ -113,9 +113,12 @@ def _load_constructor(context: ReadContext) -> tuple[str, dict[str, Any]]:
 
 def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | None:
     """Return the normalizer in the checkpoint's connectors; None where there is no normalizer or no checkpoint."""
-    folder = context.path.absolute().parents[MODULE_DEPTH] / PIPELINE
+    folders = context.path.absolute().parents
+    if folders[0].name != "default_policy" or len(folders) <= MODULE_DEPTH:
+        return None
+    folder = folders[MODULE_DEPTH] / PIPELINE
     file = folder / ARGUMENTS
-    if context.path.parent.name != "default_policy" or not file.is_file():
+    if not file.is_file():
         return None
     _, arguments = read_pickle(read_bytes(file), str(file))["ctor_args_and_kwargs"]
     connectors = [kind.last for kind, *_ in arguments["connectors"]]
