@@ -49,7 +49,8 @@ class EnvPoolEnvs(Batch):
                 known = envpool.make_spec(plain).config._asdict()
                 wrong = next((key for key in options if key not in known), None)
                 problem = f"does not take {options}: a value is of the wrong kind"
-                problem = f"has no option {wrong!r}{nearest(wrong, known)}" if wrong else problem
+                if wrong is not None:
+                    problem = f"has no option {wrong!r}{nearest(wrong, known)}"
                 raise UsageError(f"environment {plain!r} {problem}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)

@@ -160,13 +160,13 @@ def with_observation_roles(name: str, size: int = 0, backend: Backend = "auto") 
         name = _with_fitting_key(name, size, spaces)
     else:
         usual = POLICY_KEYS if critic else [key for key in CRITIC_KEYS if CRITIC_KEYS[key] in groups]
-        present = [key for key in usual if key in groups]
+        present = next((key for key in usual if key in groups), "")
         if critic and groups and not present:
             raise UsageError(
                 f"environment {name!r} does not say what the policy itself observes: add --observe KEY, "
                 f"of {', '.join(groups)}"
             )
-        name = names.with_observed_keys(name, *present[:1])
+        name = names.with_observed_keys(name, present)
     critic_key = CRITIC_KEYS.get(",".join(names.parse_env_name(name).observed_keys))
     return names.with_observed_keys(name, critic=critic_key) if critic_key in groups and not critic else name
 

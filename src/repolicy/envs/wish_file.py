@@ -199,7 +199,8 @@ def _open_wish(path: Path, features: str, modified: int) -> LearntWish:
         message = f"{path} names code that would be run: {code}; if you trust it, type that yourself"
         raise UsageError(f"{message}: '{wish_request(path, code)}'")
     theta, covariance = (tensors[name].double().numpy() for name in ("theta", "covariance"))
-    return LearntWish(*origin, Features.of(features or named_features), tuple(header["names"]), theta, covariance)
+    used_features = Features.of(features or named_features)
+    return LearntWish(*origin, used_features, names=tuple(header["names"]), theta=theta, covariance=covariance)
 
 
 def wish_request(path: Path, features: str) -> str:

@@ -58,12 +58,13 @@ class FilmMlp(Mlp):
         inputs: int,
         hidden: tuple[int, ...],
         outputs: int,
-        *options: Any,
+        activation: str = "tanh",
+        *,
         spare: int = 0,
         dials: int = 1,
-        **more: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(inputs, hidden, outputs, *options, **more)
+        super().__init__(inputs, hidden, outputs, activation, **options)
         self.dials = dials
         stops = [0]  # the modulations lie side by side: scales and shifts of each layer, then the spare outputs
         for size in (*hidden, outputs):

@@ -171,7 +171,9 @@ def open_policy(reference: Any, options: Options | None = None, trust: bool = Fa
         notes = f"{error}; it runs as it is", *program.notes
         return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))
     notes = tuple(origin_notes(saved.card))
-    return OpenedPolicy(str(reference), saved.policy, file.path, saved.prior, saved.card, notes, saved)
+    return OpenedPolicy(
+        str(reference), saved.policy, file.path, prior=saved.prior, card=saved.card, notes=notes, saved=saved
+    )
 
 
 def _without_file(reference: Any, agent: ScoringPrior) -> OpenedPolicy:

@@ -94,7 +94,10 @@ def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | Non
     if steps:
         raise CannotCopyError(f"{_next_name(steps)} follows its last layer")
     squashed = bool(actions.low)
-    return PolicyDescription("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
+    policy = PolicyDescription(
+        "", "", "perceptron", network, actions, squashed=squashed, normalizer=normalizer, mean_clip=mean_clip
+    )
+    return policy, unused
 
 
 def complete(

@@ -68,7 +68,7 @@ def _spec(described: PolicyDescription) -> PolicySpec:
     sizes = tuple(len(hidden.linear.weight) for hidden in actor.hidden)
     clip = described.normalizer.clip if described.normalizer else None
     spec = PolicySpec(
-        actor.width, actions, described.family, sizes, actor.activation, 1.0, 0.0,
+        actor.width, actions, described.family, sizes, actor.activation, initial_std=1.0, min_std=0.0,
         observation_bound=clip, slope=actor.slope, norms=norms if any(norms) else (),
         epsilon=epsilon, mean_clip=described.mean_clip, clips=described.clips,
     )  # fmt: skip

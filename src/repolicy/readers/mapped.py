@@ -143,7 +143,9 @@ def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, cont
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
     actions = ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds)
     library = layout.library or "a layout of its own"
-    return PolicyDescription(library, "", layout.kind, actor, actions, layout.squashed, std, statistics)
+    return PolicyDescription(
+        library, "", layout.kind, actor, actions, squashed=layout.squashed, std=std, normalizer=statistics
+    )
 
 
 def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -175,8 +175,8 @@ def read(model: SavedModel, context: ReadContext) -> PolicyDescription:
     algorithm = next((algorithm for setting, algorithm in ALGORITHMS.items() if setting in model.data), "policy")
     clips = model.actions.kind == "continuous" and not squashed
     return PolicyDescription(
-        LIBRARY, str(model.data.get("version", "")), algorithm, actor, model.actions, squashed, std, normalizer,
-        mean_clip, clips=clips, groups=model.groups,
+        LIBRARY, str(model.data.get("version", "")), algorithm, actor, model.actions, squashed=squashed, std=std,
+        normalizer=normalizer, mean_clip=mean_clip, clips=clips, groups=model.groups,
     )  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def _actor_critic_parts(model: SavedModel, context: ReadContext) -> Parts:
     actor = make_perceptron(hidden, output, model.activation("tanh"))
     if model.class_name.startswith("Maskable"):
         context.notes.append(MASKED_NOTE)
-    return Parts(actor, std, bool(model.settings.get("squash_output", False)))
+    return Parts(actor, std, squashed=bool(model.settings.get("squash_output", False)))
 
 
 def _switch_logits(switches: Linear) -> Linear:
@@ -249,7 +249,8 @@ def _sac_parts(model: SavedModel, _: ReadContext) -> Parts:
     if "actor.log_std" not in names:
         return Parts(actor, Std("head", linear_layer(names, "actor.log_std"), low=-20.0, high=2.0), squashed=True)
     clip = float(model.settings.get("clip_mean", 2.0))  # with gSDE only
-    return Parts(actor, _gsde_std(model, names["actor.log_std"]), True, clip if clip > 0.0 else None)
+    std = _gsde_std(model, names["actor.log_std"])
+    return Parts(actor, std, squashed=True, mean_clip=clip if clip > 0.0 else None)
 
 
 def _gsde_std(model: SavedModel, raw: Array) -> Std:
@@ -261,7 +262,7 @@ def _gsde_std(model: SavedModel, raw: Array) -> Std:
 def _td3_parts(model: SavedModel, context: ReadContext) -> Parts:
     """Read TD3 and DDPG: tanh follows the mean, and the user gives the std of the action before tanh."""
     actor = make_perceptron(model.layers("actor.mu"), None, model.activation("relu"))
-    return Parts(actor, context.std(model.actions.width), True)
+    return Parts(actor, context.std(model.actions.width), squashed=True)
 
 
 def _ars_parts(model: SavedModel, context: ReadContext) -> Parts:
@@ -274,7 +275,7 @@ def _ars_parts(model: SavedModel, context: ReadContext) -> Parts:
     actor = make_perceptron(layers, None, model.activation("relu"))
     if model.actions.kind == "discrete":
         return Parts(context.with_temperature(actor))
-    return Parts(actor, context.std(model.actions.width), squashed)
+    return Parts(actor, context.std(model.actions.width), squashed=squashed)
 
 
 def _dqn_parts(model: SavedModel, context: ReadContext) -> Parts:
