@@ -31,7 +31,7 @@ from repolicy.prepare.states import (
     visited_states,
 )
 from repolicy.priors.opening import read_policy
-from repolicy.report.charts import learning_section
+from repolicy.report.learning_curves import learning_section
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request

@@ -9,16 +9,8 @@ import pytest
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import (
-    LEFT,
-    MAX_MARKED_POINTS,
-    Axes,
-    curve,
-    histogram,
-    learning_section,
-    place_labels,
-    reference_levels,
-)
+from repolicy.report.charts import LEFT, MAX_MARKED_POINTS, Axes, curve, histogram, place_labels
+from repolicy.report.learning_curves import learning_section, reference_levels
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

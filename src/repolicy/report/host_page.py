@@ -15,7 +15,7 @@ from repolicy.readers.pickles import DAMAGE_ERRORS
 from repolicy.readers.recognize import PolicyFile
 from repolicy.readers.zips import open_zip, read_zip_entry
 from repolicy.report import charts, page
-from repolicy.report.charts import CURVES, CURVES_NOTE, Curve
+from repolicy.report.learning_curves import CURVES, CURVES_NOTE, Curve, limit_curves
 from repolicy.report.run_page import by_action, distribution_section, prior_pairs, reward_table, reward_tiles
 from repolicy.report.verdict import basis, verdict
 
@@ -100,4 +100,4 @@ def _draw_curves(curves: Mapping[str, list[float]]) -> list[str]:
         charts.curve(each.title, steps, curves[each.name], steps[-1], each.min_span, levels.get(each.name))
         for each in (*CURVES, *HOST_CURVES)
         if steps and len(set(curves.get(each.name, ()))) > 1
-    ] + charts.limit_curves(limits, curves, steps, steps[-1] if steps else 1, "sampled actions")
+    ] + limit_curves(limits, curves, steps, steps[-1] if steps else 1, "sampled actions")

@@ -25,7 +25,7 @@ from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
 from repolicy.report import charts, page
-from repolicy.report.charts import learning_section
+from repolicy.report.learning_curves import learning_section
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import (
