@@ -124,13 +124,19 @@ def test_actions_of_two_kinds_are_of_two_trainings(tmp_path: Path) -> None:
         causes(now, before)
 
 
-def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "bonus"),
+    [
+        ("entropy_coef: 0.01", 0.01), ('"entropy_coef": 1e-05,', 1e-05), ("entropy_coef: .01", 0.01),
+        ("entropy_coef: ${exploration}", None), ("entropy_coef: null", None),
+    ],
+)  # fmt: skip
+def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path, setting: str, bonus: float | None) -> None:
     path = saved(tmp_path / "model_2.pt")
     (tmp_path / "params").mkdir()
-    (tmp_path / "params/agent.yaml").write_text("algorithm:\n  entropy_coef: 0.01\n")
-    assert causes(read_checkpoint(path)) == [
-        "the entropy bonus is on (0.01), which widens a policy that was narrow: set it to 0"
-    ]
+    (tmp_path / "params/agent.yaml").write_text(f"algorithm:\n  {setting}\n")
+    sentence = f"the entropy bonus is on ({bonus}), which widens a policy that was narrow: set it to 0"
+    assert causes(read_checkpoint(path)) == ([] if bonus is None else [sentence])
 
 
 def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

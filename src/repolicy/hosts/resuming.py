@@ -20,6 +20,7 @@ MAX_CHANGE = 2.0  # factor by which a learning rate or a std may change in a few
 COLLAPSED_STD = 0.01  # a smaller std hardly explores
 MAX_SHIFT = 0.25  # of a std, by which the mean of an observation may move; it moves more where statistics are reset
 MAX_LOG_PROB_ERROR = 0.05  # mean in nats, from rounding and from statistics that move within a rollout
+ENTROPY_COEFFICIENT = r"""entropy_coef["']?\s*[:=]\s*(\d*\.?\d+(?:[eE][+-]?\d+)?)"""  # with its number, in YAML or JSON
 
 Tensors = dict[str, np.ndarray]
 
@@ -82,8 +83,8 @@ def _bonus_beside(path: Path) -> float | None:
     """Return the entropy coefficient in the settings that a runner writes beside its checkpoints."""
     for folder in (path.parent, path.parent / "params"):
         for file in sorted(folder.glob("agent.*")):
-            if named := re.search(r"entropy_coef\W+([\d.eE+-]+)", file.read_text(errors="replace")):
-                return float(named[1])
+            if found := re.search(ENTROPY_COEFFICIENT, file.read_text(errors="replace")):
+                return float(found[1])
     return None
 
 

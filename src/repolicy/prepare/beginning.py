@@ -122,21 +122,21 @@ class Start:
 
 
 def open_prior(
-    given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
+    prior: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
 ) -> Start:
     """Open a prior in any form; a clone is not fitted yet. `file` is the copy that a run keeps.
 
     A `Start` is returned unchanged, so the prior is read only once.
     """
-    if isinstance(given, Start):
-        return given
-    reference = given.folder if isinstance(given, Result) else given
+    if isinstance(prior, Start):
+        return prior
+    reference = prior.folder if isinstance(prior, Result) else prior
     found = open_policy(reference, reading, trust)
     name, notes, agent = found.name, found.notes, found.agent
     if isinstance(agent, MeanPrior | ScoredPrior):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, notes, None, b"", agent, prior_source(reference, agent, reading, trust))
+        return Start(prior, name, notes, None, b"", agent, prior_source(reference, agent, reading, trust))
     if found.saved is None:  # module:name may lead to one, too
         if reading not in (None, Options()):
             raise UsageError(
@@ -149,7 +149,7 @@ def open_prior(
         )
     else:
         saved, content = found.saved, b"" if init == "clone" else saved_policy_bytes(found.saved, file)
-    start = Start(given, name, notes, saved, content)
+    start = Start(prior, name, notes, saved, content)
     if init != "clone":
         return start
     return replace(start, scoring_prior=saved.policy, source=prior_source(reference, saved.policy, reading, trust))

@@ -44,54 +44,54 @@ MIN_RELATIVE_EFFECT = 0.01  # smallest effect of a noise direction on the action
 
 
 def open_start(
-    given: Any,
+    prior: Any,
     env: str,
     settings: Any,
     noise: int,
     chunk: int,
     trust: bool,
-    kept: Path,
+    prior_file: Path,
     resumed: bool,
     reading: Options | None = None,
     init: str | Path = "auto",
 ) -> tuple[Start, str]:
     """Open the prior of a customization, and return it with the environment's name, which may contain a decoder.
 
-    An empty `env` stays empty where the prior's card may name it. `kept` is the file of the prior in the run's folder;
-    it exists already if the run is `resumed`.
+    An empty `env` stays empty where the prior's card may name it. `prior_file` is the copy in the run's folder, which
+    exists already if the run is `resumed`.
     """
     if not noise:  # an object may have attributes for these
-        prior = load_object(given, "prior") if is_code(given) else given
-        noise = getattr(prior, "noise_size", 0)
+        decoder = load_object(prior, "prior") if is_code(prior) else prior
+        noise = getattr(decoder, "noise_size", 0)
         if noise:
-            chunk = getattr(prior, "chunk", chunk)
+            chunk = getattr(decoder, "chunk", chunk)
     if not noise:
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
-        return open_prior(given, reading, init, trust, kept), env
-    check_generative_options(display_name(given), reading)
+        return open_prior(prior, reading, init, trust, prior_file), env
+    check_generative_options(display_name(prior), reading)
     if not env:
-        raise UsageError(f"{display_name(given)} does not say which environment it is for; name one with --env")
+        raise UsageError(f"{display_name(prior)} does not say which environment it is for; name one with --env")
     if not resumed:
-        policy, name = noise_prior(given, noise, chunk, env, complete_settings(settings, Settings()), trust)
+        policy, name = noise_prior(prior, noise, chunk, env, complete_settings(settings, Settings()), trust)
         # noise_prior has run one trial rollout already, for the normalizer
-        return replace(open_prior(policy), name=display_name(given), trials=2), name
-    reference, stored_decoder = decoder_reference(given), parse_env_name(env).decoder
+        return replace(open_prior(policy), name=display_name(prior), trials=2), name
+    reference, stored_decoder = decoder_reference(prior), parse_env_name(env).decoder
     if stored_decoder is None:
-        return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
+        return open_prior(prior_file), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     if Path(reference).is_file() and stored_decoder.sha256 not in (None, decoder_digest(reference)):
         raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
-    return open_prior(kept), env
+    return open_prior(prior_file), env
 
 
 def noise_prior(
-    given: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
+    decoder: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
 ) -> tuple[Policy, str]:
     """Return the policy N(0, I) over noise, and the name of `env` with this decoder in front of it.
 
     The policy's normalizer is set to the statistics of observations in trial steps.
     """
-    settings, reference = settings or Settings(), decoder_reference(given)
+    settings, reference = settings or Settings(), decoder_reference(decoder)
     load_decoder(reference, noise, chunk, trust=trust)
     name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     policy = standard_normal(probe_env(name, settings.backend).observation_size, noise, settings.seed)
@@ -100,9 +100,9 @@ def noise_prior(
     return frozen(policy), name
 
 
-def decoder_reference(given: Any) -> str:
+def decoder_reference(decoder: Any) -> str:
     """Return the name by which every process can load a decoder; raise where it has none."""
-    reference = str(given) if isinstance(given, str | Path) else reference_to(given)
+    reference = str(decoder) if isinstance(decoder, str | Path) else reference_to(decoder)
     if find_session_only([reference]):
         raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
     return reference

@@ -168,14 +168,14 @@ CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def complete_settings(given: S | Mapping[str, Any] | None, defaults: S) -> S:
-    """Return `given` if it is a settings object; for a mapping, return the default settings with its values.
+def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
+    """Return `named` if it is a settings object; for a mapping, return the default settings with its values.
 
     Raises UsageError for a value that would have no effect, unless it is a default value.
     """
-    if isinstance(given, AnySettings):
-        return given  # type: ignore[return-value]
-    values = validate_settings(dict(given or {}), "settings", type(defaults))
+    if isinstance(named, AnySettings):
+        return named  # type: ignore[return-value]
+    values = validate_settings(dict(named or {}), "settings", type(defaults))
     settings = replace(defaults, **values)
     for name, (condition, is_read) in CONDITIONAL_SETTINGS.items():
         harmless = (None, getattr(defaults, name, None), getattr(Settings, name, None))
