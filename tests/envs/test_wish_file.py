@@ -7,7 +7,7 @@ import pytest
 import torch
 from typed_commands import failed
 
-from repolicy.envs.addons import check_env, combine_addons, dials, import_target, with_weights
+from repolicy.envs.addons import Limit, check_env, combine_addons, dials, import_target, with_weights
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.trust import check_trust
 from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
@@ -47,6 +47,14 @@ def test_a_file_is_an_add_on_with_a_weight(tmp_path: Path) -> None:
     assert weighed.titles == ("spare",)
     assert [dial.name for dial in dials([f"{path}=0..2"])] == ["spare"]
     assert with_weights([f"{path}=0..2"], {"spare": 1.5}) == (f"{path}=1.5",)
+
+
+def test_a_file_can_have_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "spare.safetensors"
+    wish().write(path)
+    limit = Limit.of(f"{path}>=-10")
+    assert limit.quantity.reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
+    assert str(limit) == "spare>=-10"
 
 
 def test_networks_are_their_mean(tmp_path: Path) -> None:

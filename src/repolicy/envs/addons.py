@@ -322,12 +322,12 @@ class Limit:
         return cls(form[1], 1 if form[2] == "<=" else -1, bound)
 
     def __str__(self) -> str:
-        return f"{self.name.rpartition(':')[2]}{'<=' if self.sign > 0 else '>='}{self.bound:g}"
+        return f"{_title(self.name)}{'<=' if self.sign > 0 else '>='}{self.bound:g}"
 
     @cached_property
     def quantity(self) -> Addon:
         """What is measured; a function of the user's own is imported here."""
-        if ":" in self.name or self.name.partition("(")[0] in REGISTERED:
+        if import_target(self.name) or self.name.partition("(")[0] in REGISTERED:
             return combine_addons([self.name])
         why = f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
         return Addon((self.name,), (lambda *arguments: info_entry(arguments[-1], self.name, why),), (1.0,))
