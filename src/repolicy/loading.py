@@ -19,6 +19,10 @@ from typing import Any
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.text import nearest
 
+PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
+SESSION = "session"  # `session:name` is a function that exists only in this process
+_session: dict[str, Any] = {}  # these functions, by name
+
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
     """Raise unless the version of `package` is at least `start` and below `stop`."""
@@ -85,12 +89,6 @@ def _from_here(path: Path, name: str) -> str:
     if path.is_absolute():
         return ""
     return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
-
-
-PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
-
-SESSION = "session"  # `session:name` is a function that exists only in this process
-_session: dict[str, Any] = {}
 
 
 def import_name(thing: Any) -> str | None:
