@@ -216,6 +216,9 @@ def test_the_doctor_names_the_extra_to_install(
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().say("my.py:ok: [bold]repolicy[sb3]")
     assert capsys.readouterr().err == "my.py:ok: [bold]repolicy[sb3]\n"
+    verdict = "; ".join(f"with the mean action limit speed_{index}<=0.5 holds" for index in range(40))
+    Terminal().say(verdict)
+    assert capsys.readouterr().err == f"{verdict}\n"
 
 
 def test_a_table_of_numbers_is_whole_in_80_columns(

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from repolicy.text import printable
 
+MAX_LINE_LENGTH = 10_000  # of what is printed: a verdict with many limits is long, and a name in a damaged file endless
+
 
 class Terminal(Console):
     """A rich console on stderr, without markup."""
@@ -46,7 +48,8 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text, or a cell of a table, without control characters, which text from files may contain."""
-        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+        lines = (printable(line, MAX_LINE_LENGTH) for line in text.split("\n"))
+        return super().render_str("\n".join(lines), **options)
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
