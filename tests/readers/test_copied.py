@@ -75,6 +75,8 @@ def test_a_resumed_run_takes_the_copy_that_it_made(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     with pytest.raises(UsageError, match="began with another prior: name that one, or .*prior.safetensors"):
         run(path, tmp_path / "run", resume=True)
+    with pytest.raises(UsageError, match="began with another prior"):  # not: it takes observations of 11 numbers
+        run("hopper", tmp_path / "run", resume=True)
 
 
 def test_a_policy_in_memory_is_a_prior(tmp_path: Path) -> None:

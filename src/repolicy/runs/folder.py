@@ -97,8 +97,7 @@ class RunFolder:
             write_json(self.path / "run.json", {"format": FORMAT} | self._header)
             return []
         self.check_new(resume)
-        if before.prior != request.prior:
-            raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
+        self.check_prior(before, request.prior)
         if changes := list(describe_changes(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
         halves = [*self._checkpoints.glob(".*")]  # files that a process was writing when it was killed
@@ -113,6 +112,11 @@ class RunFolder:
         if not resume and self.request() is not None:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
         self.check_writable()
+
+    def check_prior(self, before: Request, prior: str) -> None:
+        """Raise if the run that began here has another prior than the one with this checksum."""
+        if before.prior != prior:
+            raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
 
     def check_writable(self) -> None:
         """Raise if the folder cannot be written or made."""
