@@ -195,6 +195,14 @@ def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder,
         write_report(half.path)
 
 
+def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    """Its critic may be at its warm-up still."""
+    half = RunFolder(shutil.copytree(runs[1].path, tmp_path / "half"))
+    request = half.load_request()
+    request = replace(request, settings=replace(request.settings, steps=9216))
+    assert report.next_step_hint(half, request, []).startswith("go on with it (--resume)")
+
+
 def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="holds no run"):
         write_report(tmp_path)

@@ -271,6 +271,8 @@ def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) 
 
 def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
     """Return what to try after a run, from its verdict and its last logged metrics; empty where it gained."""
+    if folder.unfinished_notice(request):
+        return "go on with it (--resume): only a run that is finished tells what to change"
     metrics = folder.read_metrics()
 
     def last(name: str, default: float) -> float:
