@@ -18,6 +18,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.prepare.generative import standard_normal
 from repolicy.priors.opening import load_policy
@@ -233,3 +234,13 @@ def test_a_seed_is_a_whole_number(seed: Any) -> None:
 def test_a_prior_that_scores_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="this str cannot be a prior: it has no log_prob"):
         evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")
+
+
+def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(tmp_path: Path) -> None:
+    request = {"env": "Pendulum-v1", "limits": ["action_rate<=0.5"]}
+    save_policy(tmp_path / "own.safetensors", policy(3), {"request": request})
+    assert [*evaluate(tmp_path / "own.safetensors", episodes=1).limits] == ["action_rate<=0.5"]
+    assert not evaluate(tmp_path / "own.safetensors", episodes=1, limits=()).limits
+    save_policy(tmp_path / "code.safetensors", policy(3), {"request": request | {"limits": ["mine.py:rate<=0.5"]}})
+    with pytest.raises(UsageError, match="names code that would be run: mine.py:rate"):
+        evaluate(tmp_path / "code.safetensors", episodes=1)

@@ -36,6 +36,7 @@ from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
 from repolicy.report.compare_page import write_compare_report
+from repolicy.runs.result import Result
 
 FIVE = Margin.parse("5%")
 
@@ -236,6 +237,11 @@ def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environmen
     whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
     for files in ((whole, part), (part, whole)):
         assert open_policies(*files, None)[1] == "Pendulum-v1?observe=state"
+
+
+def test_a_runs_result_is_no_policy_and_its_folder_is() -> None:
+    with pytest.raises(UsageError, match=r"^the new policy is a Result, and no policy; take its .folder"):
+        compare("hopper", Result(Path("run"), 0, True, {}))  # type: ignore[arg-type]
 
 
 def test_two_objects_need_an_environment() -> None:

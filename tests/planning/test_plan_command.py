@@ -57,6 +57,7 @@ def test_it_says_what_it_did(planned):
 
 def test_its_folder_is_the_same_planner_again(folder):
     made = repolicy.plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
+    assert repr(made).startswith("Planner in HalfCheetah-v4 for hind_leg=10: ")  # without its networks' numbers
     again = open_agent(folder, Options(), trust=False)
     observations = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(observations), made.act(observations))

@@ -196,6 +196,12 @@ def test_an_actor_and_a_critic_with_more_beside_them_are_no_choice(extra: str, t
         describe(saved(tmp_path / "model.pt", kept | {extra: torch.ones(3)}))
 
 
+def test_a_file_of_code_is_told_from_a_policys(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine: ...")
+    with pytest.raises(FileError, match=r"mine.py holds code \(name what is in it, .*mine.py:NAME; an environment"):
+        describe(tmp_path / "mine.py")
+
+
 def test_a_distribution_of_returns_is_no_row_of_values(tmp_path: Path) -> None:
     kept = named("network", mlp((5, 8, 6), nn.ReLU)) | {"atoms": torch.linspace(-1.0, 1.0, 3)}
     with pytest.raises(FileError, match="a dict of network.0.weight.*no policy of a known layout"):

@@ -31,7 +31,7 @@ class Evaluate(RunsPolicy):
     episodes: int = 100
     """Number of episodes, divided evenly between the environments."""
     addon: Repeated = ()
-    """Add-on reward to report too; by default the one that the policy was customized to. Repeatable."""
+    """Add-on reward to report too; by default that which the policy was customized to, with its limits. Repeatable."""
     stochastic: bool = False
     """Sample the actions instead of taking the mean."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
@@ -40,7 +40,7 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import addons_from_card, evaluate, load_addon
+        from repolicy.envs import addons_from_card, evaluate, limits_from_card, load_addon
         from repolicy.policies.storage import write_json
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
@@ -52,17 +52,19 @@ class Evaluate(RunsPolicy):
             check_not_overwriting(self.out, path, ".json")
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
         terminal.say(*opened.notes)
+        addon, limits = None, tuple[str, ...]()
         try:
             addon = load_addon(self.addon or addons_from_card(opened.card, path, self.trust), env)
+            if not (self.addon or self.env):
+                limits = limits_from_card(opened.card, path, self.trust)
         except UsageError as error:  # such as an add-on in a file that has been moved since the training
             if self.addon:
                 raise
-            terminal.say(f"without the add-on of the policy's own: {error}")
-            addon = None
+            terminal.say(f"without the {'add-on' if addon is None else 'limits'} of the policy's own: {error}")
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,
-                addon=addon, prior=opened.prior, deterministic=not self.stochastic, seed=self.seed,
+                addon=addon, limits=limits, prior=opened.prior, deterministic=not self.stochastic, seed=self.seed,
                 backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"

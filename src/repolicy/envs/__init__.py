@@ -11,6 +11,7 @@ from repolicy.envs.evaluation import (
     Column,
     Evaluation,
     check_fit,
+    check_is_agent,
     evaluate,
     resolve_backend,
     run_episodes,
@@ -56,7 +57,7 @@ from repolicy.envs.step import (
     to_env_actions,
     to_env_numbers,
 )
-from repolicy.envs.trust import TRUST_HINT, addons_from_card, check_trust, env_from_card
+from repolicy.envs.trust import TRUST_HINT, addons_from_card, check_trust, env_from_card, limits_from_card
 from repolicy.envs.watchdog import ENV_CALL, Watchdog
 from repolicy.envs.wish_file import (
     Features,

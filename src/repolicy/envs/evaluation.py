@@ -16,7 +16,7 @@ from repolicy.envs.making import make_envs, match_observation, open_policy_in_en
 from repolicy.envs.names import EnvLike, env_name, parse_env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
-from repolicy.envs.trust import addons_from_card, env_from_card
+from repolicy.envs.trust import addons_from_card, env_from_card, limits_from_card
 from repolicy.errors import UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, EnvAwareAgent, Policy, Prior, check_has_log_prob
 from repolicy.priors import MeanPrior, Scorer
@@ -159,13 +159,13 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     longest: int = 0,
     trust: bool = False,
-    limits: str | Sequence[str] = (),
+    limits: str | Sequence[str] | None = None,
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave.
 
     Args:
         agent: a policy, or its file, its run's or its planner's folder, or the name of one that ships; then the
-            environment, add-on and prior are known.
+            environment, add-on, limits and prior are known.
         env: an id, or a function that makes one environment.
         episodes: how many.
         addon: the wish that is reported: a name, a function, or a list of them; () is none.
@@ -182,11 +182,11 @@ def evaluate(
     if isinstance(agent, str | Path):
         opened = open_policy_in_env(env, agent, Options(), trust)
         agent, prior = cast(Agent, opened.agent), prior or opened.prior
+        if (env, addon, limits) == (None, None, None):  # all that the file's run was judged by
+            limits = limits_from_card(opened.card, opened.path, trust)
         env = env or env_from_card(opened.card, opened.path, trust)
         addon = addons_from_card(opened.card, opened.path, trust) if addon is None else addon
-    if not hasattr(agent, "observation_size"):
-        remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
-        raise UsageError(f"the first argument is a {type(agent).__name__}, and no policy; {remedy}")
+    check_is_agent(agent, "the first argument")
     if isinstance(agent, ConditionedPolicy):
         raise UsageError(agent.missing_dials_message())
     if prior is not None:
@@ -205,8 +205,17 @@ def evaluate(
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
-            longest=longest, limits=parse_limits(limits, env),
+            longest=longest, limits=parse_limits(limits or (), env),
         )  # fmt: skip
+
+
+def check_is_agent(thing: object, what: str) -> None:
+    """Raise unless a thing has what acts in environments."""
+    if not hasattr(thing, "observation_size"):
+        remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
+        if hasattr(thing, "folder"):  # a run's result
+            remedy = "take its .folder, which names environment and add-on too, or its .policy"
+        raise UsageError(f"{what} is a {type(thing).__name__}, and no policy; {remedy}")
 
 
 def resolve_backend(backend: Backend, *agents: Agent) -> Backend:

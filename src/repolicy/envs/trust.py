@@ -63,6 +63,13 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     return str(env)
 
 
+def limits_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
+    """Return the limits that the policy was held to. Raises if one is code, unless the file is trusted."""
+    limits = tuple(card.get("request", {}).get("limits", ()))
+    check_trust(path, trust, addons=[wishes.Limit.of(limit).name for limit in limits], remedy=TRUST_HINT)
+    return limits
+
+
 def addons_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
     """Return the add-ons that the policy was customized to. Raises if one is code, unless the file is trusted."""
     addons = tuple(card.get("request", {}).get("addons", ()))

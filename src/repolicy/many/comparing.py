@@ -24,6 +24,7 @@ from repolicy.envs import (
     Evaluation,
     addons_from_card,
     check_fit,
+    check_is_agent,
     env_from_card,
     env_name,
     make_envs,
@@ -341,6 +342,7 @@ def _open_policy(
     if isinstance(given, OpenedPolicy):
         return given
     if not isinstance(given, str | Path):
+        check_is_agent(given, role)
         return OpenedPolicy(role, given)
     try:
         opened = open_policy_in_env(env, given, options or Options(), trust)

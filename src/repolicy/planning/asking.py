@@ -31,7 +31,7 @@ from repolicy.runs import Settings, one_thread
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Planned(Planner):
     """A planner with its prior's file, its task, and notes that explain its weights."""
 
@@ -39,6 +39,9 @@ class Planned(Planner):
     env: str
     addons: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Planner in {self.env} for {' + '.join(self.addons)}: {'; '.join(self.notes)}"
 
 
 def plan(

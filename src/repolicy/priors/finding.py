@@ -124,7 +124,8 @@ def find_policy(reference: str | Path) -> Path:
     """
     if not isinstance(reference, str | Path):
         kind = type(reference).__name__
-        raise UsageError(f"a policy is named here by a file, a run's folder or a name, not by a {kind}: save it")
+        remedy = "take its .folder" if hasattr(reference, "folder") else "save it"  # a run's result has a folder
+        raise UsageError(f"a policy is named here by a file, a run's folder or a name, not by a {kind}: {remedy}")
     if is_on_hub(reference):
         return download_policy(reference)
     path = Path(reference)

@@ -163,6 +163,8 @@ class PolicyFile:
         """Return a few words about a file of an unknown format, for an error message."""
         if {"observations.npy", "actions.npy"} <= {*self.zip_names}:
             return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
+        if self.path.suffix == ".py":
+            return f"code (name what is in it, {self.path}:NAME; an environment stands behind --env)"
         if not (self.is_pickled or self.is_safetensors):
             return f"a zip of {first_names(self.zip_names)}" if self.zip_names else f"{len(self.content):,} bytes"
         saved = self.unpickled
