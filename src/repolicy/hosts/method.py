@@ -82,6 +82,7 @@ class Method:
 
     critic: NormalizedCritic  # only where `changes_rewards`
     update_kl_sums: Tensor | None = None  # of the last update: KL(old ‖ new) summed over some states, and their number
+    update_kl: float  # the mean KL by `update_kl_sums`; set by `iteration_metrics`
     spending: tuple[dict[str, float], int]  # means of `BUDGET_METRICS`, and the number of steps
     rollout_rewards: RolloutRewards  # set by `reward`
     return_stats: ReturnStats  # set by `credit`

@@ -136,8 +136,8 @@ class Parts:
         tensors = [torch.as_tensor(weight, device=places.device) for weight in weights]
         return torch.stack([weight.expand(places.shape[:2]).double() for weight in tensors], -1)
 
-    def parts(self, task: TaskRewards, reward: Reward) -> Tensor:
-        """Return the parts without their weights, `[T, N, H]`.
+    def unweighted(self, task: TaskRewards, reward: Reward) -> Tensor:
+        """Return the parts of the reward without their weights, `[T, N, H]`.
 
         Terms are divided by their weights, which are above 0; an add-on's may be 0, so `task` has it unweighted.
         """
@@ -150,10 +150,10 @@ class Parts:
     ) -> tuple[Tensor, Tensor]:
         """Return advantages of the whole reward `[T, N]`, and the targets of the critic's heads `[T, N, H]`."""
         gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
-        rewards = self.parts(task, reward).to(values.dtype)
+        rewards = self.unweighted(task, reward).to(values.dtype)
         heads = zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
-        parts = torch.stack([ppo.advantages(*head, terminated, ended, gamma, gae_lambda) for head in heads], -1)
-        return (parts * self.weights(task.places)).sum(-1).to(values.dtype), parts + values
+        by_head = torch.stack([ppo.advantages(*head, terminated, ended, gamma, gae_lambda) for head in heads], -1)
+        return (by_head * self.weights(task.places)).sum(-1).to(values.dtype), by_head + values
 
     def normalized(self, task: TaskRewards, advantages: Tensor, targets: Tensor, team: Ranks) -> Normalized:
         """Return advantages standardized in each stratum, so that episodes with a large omega do not dominate."""
@@ -166,9 +166,9 @@ class Parts:
         both = torch.stack([advantages.double(), (targets * self.weights(places)).sum(-1)], -1)
         by_stratum = torch.stack([moment_sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
         packed = team.sum(torch.cat([by_stratum.reshape(3, -1), moment_sums(targets)], 1))
-        parts, target_sums = packed.tensor_split([by_stratum[0].numel()], 1)
+        stratum_sums, target_sums = packed.tensor_split([by_stratum[0].numel()], 1)
         # Standardize.
-        count, total, squares = parts.reshape(by_stratum.shape)
+        count, total, squares = stratum_sums.reshape(by_stratum.shape)
         means = total / count.clamp_min(1.0)
         variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
         unexplained, varied = (count * variances).sum(0).tolist()
