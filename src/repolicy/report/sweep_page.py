@@ -22,32 +22,7 @@ from repolicy.report.verdict import action_words, basis, mean_and_std, verdict
 from repolicy.text import capitalized, counted, number
 
 MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
-SCRIPT = """
-// The sliders select a point: of all parts that belong to a point, only its own are shown. Points are numbered
-// such that the last slider changes fastest.
-const sliders = [...document.querySelectorAll(".slider input")];
-const stops = (slider) => Number(slider.max) + 1;
-function show(index) {
-  let rest = index;
-  for (const slider of [...sliders].reverse()) {
-    slider.value = rest % stops(slider);
-    rest = Math.floor(rest / stops(slider));
-    const name = slider.dataset.names.split("|")[slider.value];
-    slider.parentElement.querySelector("output").textContent = name;
-    slider.setAttribute("aria-valuetext", name);
-  }
-  for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
-  for (const mark of document.querySelectorAll("[data-point]"))
-    mark.classList.toggle("chosen", mark.dataset.point === String(index));
-  cues();
-  if (running || !still) begin();
-}
-const selected = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
-for (const slider of sliders) slider.addEventListener("input", () => show(selected()));
-for (const mark of document.querySelectorAll("[data-point]"))
-  mark.addEventListener("click", () => show(Number(mark.dataset.point)));
-show(selected());
-"""
+SCRIPT = (Path(__file__).parent / "sliders.js").read_text()
 
 
 def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _: None) -> Path:

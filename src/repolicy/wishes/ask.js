@@ -1,7 +1,6 @@
 // Two clips at a time; keys or buttons answer. Answers stay in this browser until they are saved as a file.
 const asked = [...document.querySelectorAll(".pair")];
 const told = document.querySelector("#told");
-const link = document.querySelector("#save");
 const id = document.querySelector("#ask").dataset.page;
 const place = `repolicy-answers-${id}`;
 let answers = {};
@@ -69,7 +68,7 @@ addEventListener("keydown", (event) => {
 });
 for (const button of document.querySelectorAll("#keys button[data-answer]")) button.addEventListener("click", () => answer(button.dataset.answer));
 document.querySelector("#back").addEventListener("click", back);
-link.addEventListener("click", save);
+document.querySelector("#save").addEventListener("click", save);
 for (const pair of asked) { // both begin together, again and again
   const both = [...pair.querySelectorAll("video")];
   for (const video of both) {

@@ -33,7 +33,7 @@ from repolicy.report.movie import use_tracking_camera
 from repolicy.text import counted
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.pairs import fingerprint
-from repolicy.wishes.record import Labels, Record, RecordFile, windows
+from repolicy.wishes.record import Labels, Record, RecordFile, Windows, windows
 from repolicy.wishes.rounds_page import write_rounds
 from repolicy.wishes.takeover import Act, Keys, Takeover
 
@@ -149,17 +149,7 @@ def infer(
     alone = alone or record_alone(opened, joined.env, seed, steps)
     shared = windows(joined, described, length, (labels or Labels()).weights(joined))
     own = windows(alone, described, length, np.ones(len(alone.person)))
-
-    # Check that there is enough to learn from.
-    person_steps, begun = int(joined.person.sum()), int(joined.person[shared.firsts].sum())
-    within = int(joined.person[shared.firsts[:, None] + np.arange(length)].sum())
-    source = (
-        f"{counted(len(shared.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
-        f"{within} of their {counted(person_steps, 'step')}"
-    )
-    if person_steps and begun < MIN_WINDOWS:
-        few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"
-        raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
+    source = _describe_source(joined, shared, length)
     theta = None if earlier is None else earlier.theta
     if theta is not None and len(theta) != shared.sums.shape[1]:
         raise UsageError("the earlier wish has other features")
@@ -173,6 +163,20 @@ def infer(
     groups = shared.groups, own.groups
     wish = infer_theta(person_features, policy_features, alpha, theta, probabilities, groups)
     return LearntWish(joined.env, policy, source, sizes, described, names, wish.value, wish.covariance)
+
+
+def _describe_source(record: Record, found: Windows, length: int) -> str:
+    """Return what a wish is inferred from, in words; raise where a person began too few of the windows."""
+    person_steps, begun = int(record.person.sum()), int(record.person[found.firsts].sum())
+    within = int(record.person[found.firsts[:, None] + np.arange(length)].sum())
+    source = (
+        f"{counted(len(found.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
+        f"{within} of their {counted(person_steps, 'step')}"
+    )
+    if person_steps and begun < MIN_WINDOWS:
+        few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"
+        raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
+    return source
 
 
 def response(before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int) -> float:
@@ -320,7 +324,7 @@ def learn_wish(
             break
         if best != number:
             say(f"round {number} was no better than round {best}, from which it goes on")
-        others = [record for index, record in enumerate(records) if index != best]
+        others = [each for index, each in enumerate(records) if index != best]
         now = teaching.taught([*others, records[best]], policies[best], folder, say)
     return [
         Round(each.rate, int(each.person.sum()), taught.policy) for each, taught in zip(records, policies, strict=True)
