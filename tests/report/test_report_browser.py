@@ -57,7 +57,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     found: dict[str, Any] = json.loads(captured.out)
     assert f"report: {out / 'report.html'}" in captured.err
     kept = json.loads((out / "sweep.json").read_text()) | {"folder": str(out), "report": found["report"]}
-    assert found | {"format": kept["format"]} == kept
+    assert found | {"format": kept["format"], "episodes": 2} == kept
     return found
 
 
