@@ -116,9 +116,9 @@ class SweepResult:
 
     @property
     def first_shown(self) -> int:
-        """Index of the point that a page shows first: the best one, else the knee, else the middle."""
-        if self.best is not None:
-            return self.best
+        """Index of the point that a page shows first: the one with the best total, else the knee, else the middle."""
+        if self.has_basic_reward:  # also where the prior is better still
+            return int(np.argmax([(point.basic or 0.0) + point.addon for point in self.points]))
         return len(self.points) // 2 if self.knee is None else self.knee
 
     def marks(self, index: int) -> str:
