@@ -252,6 +252,12 @@ def test_a_story_that_is_none_is_refused(tmp_path: Path) -> None:
         read_policy(path)
 
 
+def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:
+    before = torch.random.get_rng_state()
+    load_policy("hopper")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is a folder without a run"):
         load_policy(tmp_path)

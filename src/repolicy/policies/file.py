@@ -13,7 +13,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import ConditionedPolicy
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import Shape, check_shape, is_repolicy_file, read, serialize, write, write_bytes
 from repolicy.ranges import MAX_DIALS, Dial
 from repolicy.text import printable
@@ -180,8 +180,10 @@ def _build_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
     try:
         spec = PolicySpec.from_dict(header[name])
         constructor = _policy_constructor(path, header) if name == "policy" else Policy
-        _check_sizes(spec, state, constructor)
-        policy = constructor(spec)
+        _check_sizes(spec, state)
+        with torch.random.fork_rng(devices=[]):  # the new weights are replaced, and nobody's random numbers change
+            policy = constructor(spec)
+        _check_tensors(state, policy.state_dict())
         policy.load_state_dict(state)
         probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
         check_fingerprint(policy, probes, f"the {name} in {path}")
@@ -189,7 +191,7 @@ def _build_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]
         raise
     except (RepolicyError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise FileError(f"{path} is no whole policy: {printable((str(error).splitlines() or [''])[0])}") from None
-    return frozen(policy)
+    return policy.requires_grad_(False).eval()
 
 
 def _policy_constructor(path: Path, header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
@@ -217,8 +219,8 @@ def _read_density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | 
     return density
 
 
-def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], constructor: Callable[[PolicySpec], Policy]) -> None:
-    """Raise unless the tensors fit the spec, before a damaged spec makes us allocate too much memory."""
+def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
+    """Raise where a damaged spec would make us allocate more memory than the tensors have."""
     actions = spec.actions
     if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
         raise ValueError(f"its bounds are not those of {actions}")
@@ -231,7 +233,10 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], constructor: Callab
     present = sum(tensor.numel() for tensor in state.values())
     if claimed > present:
         raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {present:,}")
-    expected = constructor(spec).state_dict()
+
+
+def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Raise unless the tensors have the names, shapes and types that the spec makes."""
     if mismatched := {*expected} ^ {*state}:
         raise ValueError(f"it lacks {min(mismatched)}, or should not have it")
     for key, tensor in expected.items():
