@@ -80,7 +80,7 @@ SWEPT += [(0.6, 7162.0, -2855.0), (1.0, 7427.0, -3319.0), (3.0, 7572.0, -3756.0)
 def test_no_point_has_the_best_total_where_that_is_the_priors() -> None:
     assert found((np.inf, 3.0, 0.0), (0.1, 0.0, 2.0), (1.0, 2.0, 2.0)).best == 1
     assert found((np.inf, 5.0, 0.0), (0.1, 0.0, 2.0), (1.0, 2.0, 2.0)).best is None
-    assert found((np.inf, 5.0, 0.0), (0.1, 2.0, 2.0), (1.0, 0.0, 2.0)).first_shown == 0  # what a page opens at
+    assert found((np.inf, 5.0, 1.0), (0.1, 4.0, 1.0), (1.0, 1.0, 0.0)).first_shown == 0  # what a page opens at
 
 
 def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
