@@ -11,7 +11,7 @@ import pytest
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.loading import load_object, reference_to
-from repolicy.text import figures, nearest, stem_of
+from repolicy.text import format_digits, stem_of, suggest
 
 
 def test_from_a_module() -> None:
@@ -44,7 +44,7 @@ def test_a_file_is_run_once_for_all_environments_of_a_batch(tmp_path: Path) -> N
 
 
 def test_figures_have_no_exponent() -> None:
-    found = [figures(value, digits) for value, digits in ((-1460.4, 4), (284.0, 2), (0.01234, 2), (1234567.0, 2))]
+    found = [format_digits(value, digits) for value, digits in ((-1460.4, 4), (284.0, 2), (0.01234, 2), (1234567.0, 2))]
     assert found == ["-1,460", "280", "0.012", "1,200,000"]
 
 
@@ -147,6 +147,6 @@ def test_a_file_that_fails_is_one_sentence(tmp_path: Path, content: str) -> None
 
 def test_nearest() -> None:
     known = ["Hopper-v4", "Hopper-v5", "Ant-v4", "HalfCheetah-v4"]
-    assert nearest("Hoper-v4", known) == "; did you mean Hopper-v4 or Hopper-v5?"
-    assert nearest("Ant-v44", known) == "; did you mean Ant-v4?"
-    assert nearest("xyz", known) == ""
+    assert suggest("Hoper-v4", known) == "; did you mean Hopper-v4 or Hopper-v5?"
+    assert suggest("Ant-v44", known) == "; did you mean Ant-v4?"
+    assert suggest("xyz", known) == ""

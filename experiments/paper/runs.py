@@ -11,7 +11,7 @@ from repolicy.errors import UsageError
 from repolicy.prepare.defaults import train_defaults
 from repolicy.runs.request import command_option
 from repolicy.runs.settings import Settings
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 STEPS = "5e6"
 PINNED_SETTINGS = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule",
@@ -170,7 +170,7 @@ def plan_runs(only: tuple[str, ...] = (), seeds: int = 5) -> list[PlannedRun]:
     names = [*tables, *TASKS, *OWN_TASKS, *ALL_VARIANTS]
     for word in only:
         if word not in names:
-            message = f"there is no table, environment or variant {word!r}{nearest(word, names)}; choose from "
+            message = f"there is no table, environment or variant {word!r}{suggest(word, names)}; choose from "
             raise UsageError(message + ", ".join(names))
     tasks = [task for task in TASKS | OWN_TASKS if task in only] or list(TASKS)
     variants = [name for name, each in ALL_VARIANTS.items() if {name, each.table} & set(only)] or list(VARIANTS)

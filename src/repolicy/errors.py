@@ -61,10 +61,10 @@ def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iter
     except (RepolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise cls(f"{what}: {described(error)}") from error
+        raise cls(f"{what}: {describe_error(error)}") from error
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception's type, message and place on one line."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"

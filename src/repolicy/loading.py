@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
 SESSION = "session"  # `session:name` is a function that exists only in this process
@@ -59,7 +59,7 @@ def load_object(reference: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        hint = nearest(name, _public_names(module))
+        hint = suggest(name, _public_names(module))
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{hint}") from None
 
 

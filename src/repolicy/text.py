@@ -23,12 +23,12 @@ def escaped(text: str, kept: str = "") -> str:
     )
 
 
-def capitalized(words: str) -> str:
+def capitalize(words: str) -> str:
     """Capitalize the first letter, unless it is not ASCII, as in ω′."""
     return (words[0].upper() if words[0].isascii() else words[0]) + words[1:]
 
 
-def as_number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Parse a number; NaN where the text is not one."""
     try:
         return float(text)
@@ -36,17 +36,17 @@ def as_number(text: str) -> float:
         return math.nan
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """Return `1 episode` or `2 episodes`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def figures(value: float, digits: int) -> str:
+def format_digits(value: float, digits: int) -> str:
     """Format with this many significant digits and without an exponent: 1,460 and 280."""
     return f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
-def number(value: float, like: float | None = None, plus: bool = False) -> str:
+def format_number(value: float, like: float | None = None, plus: bool = False) -> str:
     """Format with a sensible number of digits: 5,896.5 · 0.54 · −3.10 · 0.0042; or with as many as `like` gets."""
     if not math.isfinite(value):
         return "unknown"
@@ -58,12 +58,12 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
 
 
-def without_version(env: str) -> str:
+def strip_version(env: str) -> str:
     """Return the name of an environment without its version and options."""
     return env.partition("?")[0].rsplit("-v", 1)[0]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean A, B or C?`, or nothing when no known name is near."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if not matches:
@@ -82,6 +82,6 @@ def stem_of(reference: str | Path) -> str:
     return path.name if path.suffix[1:].isdigit() else path.stem
 
 
-def usual_out(reference: str | Path, ending: str) -> Path:
+def default_out(reference: str | Path, ending: str) -> Path:
     """Return `runs/NAME-ending`, the default output path of whatever is made from a policy."""
     return Path("runs", f"{as_file_name(stem_of(reference))}-{ending}")

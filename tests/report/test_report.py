@@ -31,7 +31,7 @@ from repolicy.report.run_page import write_report
 from repolicy.report.verdict import mean_and_std, rounded, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-from repolicy.text import number
+from repolicy.text import format_number
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, n_steps=32, minibatch=256, checkpoint_every=2, evaluation_episodes=4)
@@ -82,7 +82,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     for policy in (saved.policy, saved.prior):
         found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend="gymnasium")
         for name in ("total_reward", "basic_reward", "addon_reward", "metric"):
-            assert number(found.columns[name].mean) in text
+            assert format_number(found.columns[name].mean) in text
     assert "mean distance" in text
     pairs = [
         tuple(
@@ -220,7 +220,7 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
-    assert number(value) == said
+    assert format_number(value) == said
 
 
 def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
@@ -229,9 +229,9 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
     assert rounded(5.123456, 0.00012) == "5.12346"
     assert rounded(84.1, 84.1, of=653.2) == "84"
     assert rounded(0.005, 0.005, of=0.5) == "0.005"
-    assert rounded(1.5, 0.0) == number(1.5)
+    assert rounded(1.5, 0.0) == format_number(1.5)
     assert rounded(1.6e-6, 1.4e-8) == "0.000001600"
-    assert rounded(4.956, 1.3e-16) == number(4.956)  # as of episodes that all earn the same
+    assert rounded(4.956, 1.3e-16) == format_number(4.956)  # as of episodes that all earn the same
     assert rounded(1.3e-16, 1.3e-16, of=4.956) == "0.00"
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
-from repolicy.learning.terms import FixedTerms, normalized
+from repolicy.learning.terms import FixedTerms
 from repolicy.learning.worker import Worker
-from repolicy.objective import residual
+from repolicy.objective import no_entropy, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import moment_sums
@@ -81,7 +81,8 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
-    credit = normalized(gains[:, mine], returns[:, mine], team)
+    terms: Any = FixedTerms(Request("any", no_entropy(), settings))
+    credit = terms.normalized(None, gains[:, mine], returns[:, mine], team)
     learner.return_scale.update(credit.target_sums, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),

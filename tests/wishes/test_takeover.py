@@ -24,7 +24,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs.result import Result
-from repolicy.text import number
+from repolicy.text import format_number
 from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_wish, record, record_alone, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step
 from repolicy.wishes.takeover import Takeover
@@ -306,7 +306,9 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     below = re.findall(r'<text class="tick" [^>]*"(?:middle|end)">(.*?)</text>', page.partition("What the wish is")[0])
     assert below[-5:] == ["0", "1", "2", "3", "4"]  # rounds, which are whole
     means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
-    assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
+    assert all(
+        f"{who}: mean {format_number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True)
+    )
     with pytest.raises(RepolicyError, match="was learnt of other features"):
         learn_wish(replace(teaching, features="action[0]^1"), tmp_path, pushes, rounds=3, steps=120)
     assert open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")).names == ("action[0]",)

@@ -14,7 +14,7 @@ from repolicy.loading import PYTHON
 from repolicy.prepare.defaults import train_defaults
 from repolicy.readers.reading import Options
 from repolicy.runs import BUDGETS, Settings, Terminal, physical_cores, versions
-from repolicy.text import counted
+from repolicy.text import format_count
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Bench(Command):
             raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, replace(train_defaults(self.env), **overrides), self.slices)
         spread, terminal = figures["slice_shares"], Terminal()
-        ranks = counted(figures["ranks"], "rank")
+        ranks = format_count(figures["ranks"], "rank")
         terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {figures['steps']:,} steps")
         parts = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
         terminal.facts(

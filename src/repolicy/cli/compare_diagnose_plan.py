@@ -9,7 +9,7 @@ from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, 
 from repolicy.errors import UsageError, check_counts
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, format_table
-from repolicy.text import counted, number, usual_out
+from repolicy.text import default_out, format_count, format_number
 
 if TYPE_CHECKING:
     from repolicy.planning.asking import Planned
@@ -72,7 +72,7 @@ class Compare(RunsPolicy):
                 vary=self.vary, addon=self.addon or None, sampled=self.sampled, error=self.error,
                 episodes=self.episodes, seed=self.seed, backend=self.backend, options=self.reading,
                 new_options=new_options, trust=self.trust,
-                progress=lambda place, done: status.update(f"{names} {place}: {counted(done, 'episode')} each"),
+                progress=lambda place, done: status.update(f"{names} {place}: {format_count(done, 'episode')} each"),
             )  # fmt: skip
         terminal.say(str(comparison))
         values = {"old": self.old, "new": self.new}
@@ -158,15 +158,15 @@ def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[s
         "add-on, at weight 1 at most": [_mean_and_std(each.as_dict()["addon"]) for each in statistics],
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in statistics],
         "ended before its time": [f"{each.terminated.mean():.0%}" for each in statistics],
-        "std of an action": ["" if each.std is None else number(each.std) for each in statistics],
-        "−log π a step, nats": [number(each.entropy) for each in statistics],
+        "std of an action": ["" if each.std is None else format_number(each.std) for each in statistics],
+        "−log π a step, nats": [format_number(each.entropy) for each in statistics],
         "observations beyond ±10": [*(f"{each.outlier_share:.1%}" for each in statistics[:2]), ""],
     }
     return [[name, *cells] for name, cells in rows.items() if any(cells)]
 
 
 def _mean_and_std(values: list[float] | None) -> str:
-    return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
+    return "" if values is None else f"{format_number(values[0])} ± {format_number(values[1], like=values[0])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class Plan(RunsPolicy):
         from repolicy.prepare.beginning import open_prior
 
         terminal = Terminal()
-        out = self.out or usual_out(self.prior, "planned.safetensors" if self.distil else "plan")
+        out = self.out or default_out(self.prior, "planned.safetensors" if self.distil else "plan")
         self._check_options(out)
         start = open_prior(self.prior, self.reading, trust=self.trust)
         self._check_prior(start)
@@ -231,7 +231,7 @@ class Plan(RunsPolicy):
         terminal.say(*planner.notes)
         if self.hz is not None:
             planner = paced(planner, self.hz)
-            samples = f"{planner.search.samples} samples of {counted(planner.search.horizon, 'step')}"
+            samples = f"{planner.search.samples} samples of {format_count(planner.search.horizon, 'step')}"
             terminal.say(f"{samples} fit {self.hz:g} decisions a second")
         if self.live:
             show(planner, out, self.port, terminal.say)
@@ -290,7 +290,7 @@ class Plan(RunsPolicy):
         from repolicy.report.run_page import reward_table
         from repolicy.runs import one_thread
 
-        evaluations, episodes = {}, counted(self.episodes, "episode")
+        evaluations, episodes = {}, format_count(self.episodes, "episode")
         with one_thread(), terminal.status(f"{planner.env}: {episodes}"):
             for name, agent in agents.items():
                 evaluations[name] = evaluate(

@@ -20,9 +20,9 @@ from repolicy.cli.options import Command, Positional, complete, help_page, optio
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
-from repolicy.errors import RepolicyError, UsageError, described
+from repolicy.errors import RepolicyError, UsageError, describe_error
 from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
-from repolicy.text import nearest, printable
+from repolicy.text import printable, suggest
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _parse_command(
     """Parse the words into a command; if they ask for help, print it and exit."""
     if name not in commands:
         names = {**commands, **GROUPS} if commands is COMMANDS else commands
-        raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
+        raise UsageError(f"there is no command {name!r}{suggest(name, names)}; {prog} --help lists them")
     command, words = commands[name], _normalize_words(arguments)
     if not HELP.isdisjoint(words):
         print(help_page(command, f"{prog} {name}"))
@@ -211,7 +211,7 @@ def _execute(command: Any) -> dict[str, Any]:
         with silent_stdout():
             return dict(command.run())
     except SystemExit as error:
-        raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
+        raise RepolicyError(f"the command was ended by the code that it ran: {describe_error(error)}") from error
     except KeyboardInterrupt:
         advice = "; the same command with --resume goes on" if hasattr(command, "resume") else command.STOP_ADVICE
         raise KeyboardInterrupt(advice) from None
@@ -226,7 +226,7 @@ def sentence(text: str) -> str:
 
 def _unexpected_error_sentence(error: BaseException) -> str:
     """Write the traceback to a file, and return a sentence with the file's path."""
-    words = f"unexpected {described(error)}"
+    words = f"unexpected {describe_error(error)}"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:
             file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")

@@ -22,7 +22,7 @@ from repolicy.prepare.defaults import TABLE, settings_for_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import AnySettings, Settings, read_settings
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 if TYPE_CHECKING:
     from repolicy.priors import OpenedPolicy
@@ -308,7 +308,7 @@ def _describe_unknown(words: Sequence[str], command: type) -> str:
         if positional := next((option.metavar for option in options(command) if flag == f"--{option.path[-1]}"), ""):
             return f"{positional} stands by itself, without {flag}"
         names = [f"--{option.name}" for option in options(command) if not option.metavar]
-        return f"there is no option {flag}{nearest(flag, names)}"
+        return f"there is no option {flag}{suggest(flag, names)}"
     hints = {"addon": "an add-on more has its own --addon", "out": "the file to write is named by --out"}
     if words[0].replace(".", "").isdecimal():
         hints = {"omega": "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"}

@@ -16,7 +16,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
-from repolicy.text import as_file_name, counted, number
+from repolicy.text import as_file_name, format_count, format_number
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Evaluate(RunsPolicy):
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_not_overwriting(self.out, path, ".json")
-        terminal, episodes = Terminal(), counted(self.episodes, "episode")
+        terminal, episodes = Terminal(), format_count(self.episodes, "episode")
         terminal.say(*opened.notes)
         addon, limits = None, tuple[str, ...]()
         try:
@@ -218,7 +218,7 @@ class Inspect(Command):
 
 def _decimals(value: float, mean: float) -> str:
     """Return the number with two decimals; with its leading digits if the mean is smaller than 0.1."""
-    return number(value, mean) if abs(mean) < 0.1 else f"{value:z,.2f}".replace("-", "−")
+    return format_number(value, mean) if abs(mean) < 0.1 else f"{value:z,.2f}".replace("-", "−")
 
 
 def _episodes_file(path: Path, folder: Path, ending: str) -> Path:

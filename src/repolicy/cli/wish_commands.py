@@ -12,7 +12,7 @@ from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
-from repolicy.text import counted, usual_out
+from repolicy.text import default_out, format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Ask(RunsPolicy):
         terminal = Terminal()
         check_no_plan(self.policy)
         opened, env = self.open_policy(self.policy)
-        out = self.out or usual_out(self.policy, f"ask-{self.seed}")
+        out = self.out or default_out(self.policy, f"ask-{self.seed}")
         check_writable(out / "ask.html")
         if (out / "ask.html").exists():
             raise UsageError(f"{out} has a page already, which its answers need: name another --out")
@@ -150,9 +150,9 @@ class Infer(InferenceOptions, RunsPolicy):
         if spread <= 1e-12:  # contradictory answers leave a reward of rounding errors
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
         terminal.say(
-            f"{counted(len(decided), 'answer')} to {counted(len({*decided}), 'pair')} in "
-            f"{counted(len(answers), 'file')} (and {undecided} times “cannot tell”); over the clips' steps the reward "
-            f"has a standard deviation of {spread:.3g}; --addon "
+            f"{format_count(len(decided), 'answer')} to {format_count(len({*decided}), 'pair')} in "
+            f"{format_count(len(answers), 'file')} (and {undecided} times “cannot tell”); over the clips' steps the "
+            f"reward has a standard deviation of {spread:.3g}; --addon "
             f"{quote(wish_request(self.out, self.features))}={1 / spread:.3g} makes it 1"
         )
         return wish, {"answers": len(decided), "spread": spread}
@@ -286,7 +286,7 @@ class LearnWish(InferenceOptions, Command):
         check_no_plan(self.prior)
         opened = open_agent(self.prior, Options(), self.trust)
         env = self.env or env_from_card(opened.card, opened.path, self.trust)
-        out = self.out or usual_out(self.prior, f"wish-{self.seed}")
+        out = self.out or default_out(self.prior, f"wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}
         # These two raise for values that they do not take, before anything is recorded.
         residual(self.omega, self.alpha, self.states)

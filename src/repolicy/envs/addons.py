@@ -25,10 +25,10 @@ from repolicy.envs.names import parse_env_name
 from repolicy.envs.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered, info_entry
 from repolicy.envs.rollout import Rollout, StatefulAddon, Transitions
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
-from repolicy.errors import NumericError, UsageError, described, in_one_sentence
+from repolicy.errors import NumericError, UsageError, describe_error, in_one_sentence
 from repolicy.loading import load_object, reference_to
 from repolicy.ranges import Dial, Range
-from repolicy.text import as_number, nearest, without_version
+from repolicy.text import parse_number, strip_version, suggest
 
 PREVIEW_NUMBERS = 6  # numbers of an observation or action that an error message shows
 
@@ -114,7 +114,7 @@ def _call_function(name: str, function: Function | StatefulAddon, rows: Transiti
         except KeyError as error:
             keys = ", ".join(sorted(info)) or "nothing"
             remedy = "what only some steps tell is read by info.get(NAME, np.zeros(len(actions)))"
-            raise UsageError(f"{name} failed: {described(error)}; info has {keys}; {remedy}") from error
+            raise UsageError(f"{name} failed: {describe_error(error)}; info has {keys}; {remedy}") from error
     count = len(actions)
     if rewards.shape != (count,):
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
@@ -145,7 +145,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
         entry = REGISTERED.get(name)
         if entry is None or ":" in env or not entry.envs:
             continue
-        if without_version(env) not in entry.envs:
+        if strip_version(env) not in entry.envs:
             problem = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
             raise UsageError(f"{problem}, which mean something else in {env}; {own}")
         moved = [key for key, value in parse_env_name(env).options.items() if value != DEFAULT_LAYOUT.get(key, value)]
@@ -163,7 +163,7 @@ def requests_of(wish: Wish) -> tuple[str, ...]:
     for each in wish if isinstance(wish, list | tuple) else (wish,):
         if isinstance(each, str):
             name, weight = _split_weight(each)
-            requests.append(name if as_number(weight) == 1.0 else each)
+            requests.append(name if parse_number(weight) == 1.0 else each)
         else:
             requests.append(reference_to(each))
     return tuple(requests)
@@ -200,7 +200,7 @@ def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSou
         raise UsageError(
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
         )
-    if not math.isfinite(weight := as_number(weight_text)):
+    if not math.isfinite(weight := parse_number(weight_text)):
         raise UsageError(f"add-on {request!r}: {weight_text!r} is not a weight; write NAME=0.5")
     if is_wish_file(addon):
         return addon, open_wish(addon), weight, None
@@ -216,7 +216,7 @@ def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSou
         named = f"mean {getattr(reported, '__name__', 'metric')}"
         return own, function, weight, None if reported is None else (named, reported, lambda numbers: numbers)
     if bare not in REGISTERED:
-        problem = f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}"
+        problem = f"there is no add-on {bare!r}{suggest(bare, REGISTERED)}"
         raise UsageError(f"{problem}; name your own as module:function or file.py:function")
     entry = REGISTERED[bare]
     function = _configured(bare, entry, options.removesuffix(")"))
@@ -317,7 +317,7 @@ class Limit:
     def of(cls, text: str) -> "Limit":
         """Parse `NAME<=NUMBER` or `NAME>=NUMBER`. Nothing is imported yet."""
         form = FORM.fullmatch(text.strip())
-        if form is None or not math.isfinite(bound := as_number(form[3])):
+        if form is None or not math.isfinite(bound := parse_number(form[3])):
             raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
         return cls(form[1], 1 if form[2] == "<=" else -1, bound)
 

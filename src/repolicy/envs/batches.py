@@ -15,7 +15,7 @@ from repolicy.envs.names import Make, env_maker, parse_env_name
 from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flatten_observations, shapes, to_env_actions
 from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 # Options that a run sets itself.
 RESERVED_OPTIONS = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")
@@ -50,7 +50,7 @@ class EnvPoolEnvs(Batch):
                 wrong = next((key for key in options if key not in known), None)
                 problem = f"does not take {options}: a value is of the wrong kind"
                 if wrong is not None:
-                    problem = f"has no option {wrong!r}{nearest(wrong, known)}"
+                    problem = f"has no option {wrong!r}{suggest(wrong, known)}"
                 raise UsageError(f"environment {plain!r} {problem}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)

@@ -21,7 +21,7 @@ from repolicy.errors import UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, EnvAwareAgent, Policy, Prior, check_has_log_prob
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
-from repolicy.text import counted
+from repolicy.text import format_count
 
 BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
@@ -100,7 +100,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         action = "the mean action" if self.deterministic else "sampled actions"
-        lines = [f"{counted(len(self.basic), 'episode')} in {self.env} with {action}, mean ± std"]
+        lines = [f"{format_count(len(self.basic), 'episode')} in {self.env} with {action}, mean ± std"]
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
     def as_dict(self) -> dict[str, Any]:

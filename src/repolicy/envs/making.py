@@ -29,7 +29,7 @@ from repolicy.priors import (
     open_agent,
 )
 from repolicy.readers.reading import Options
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 POLICY_KEYS = ("state", "policy", "obs", "actor")  # usual keys of the policy's part in a Dict observation
 CRITIC_KEYS = {"state": "privileged_state", "policy": "critic"}  # usual key of the critic's part, by the policy's key
@@ -50,7 +50,7 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     if backend == "envpool":
         parsed, envpool_ids = names.parse_env_name(name), names.envpool_names()
         if parsed.plain not in envpool_ids:
-            hint = nearest(parsed.plain, envpool_ids)
+            hint = suggest(parsed.plain, envpool_ids)
             reason = f"has no {parsed.plain!r}{hint}" if envpool_ids else "is not installed"
             raise UsageError(f"EnvPool {reason}; leave out --backend envpool to use Gymnasium")
         if parsed.reset_options:

@@ -13,7 +13,7 @@ import gymnasium
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import SESSION, load_object, reference_to
 from repolicy.priors import DecoderSpec
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 OBSERVE_OPTIONS = ("observe", "observe_critic")  # select parts of a Dict observation, in any environment
 TEXT_OPTIONS = ("sha256",)  # never parsed as JSON, which would read 12e4567 as a number
@@ -197,7 +197,7 @@ def _constructor(name: str) -> Make:
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
         return partial(function, **options)
     if plain not in gymnasium.registry:
-        hint = nearest(plain, set(gymnasium.registry) | envpool_names())
+        hint = suggest(plain, set(gymnasium.registry) | envpool_names())
         if plain.endswith(".py"):
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
         raise UsageError(f"there is no environment {plain!r}{hint}")

@@ -13,7 +13,7 @@ from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
 from repolicy.envs.rollout import StatefulAddon, Transitions
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
-from repolicy.text import as_number
+from repolicy.text import parse_number
 
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 
@@ -129,7 +129,7 @@ def jerk() -> StatefulAddon:
 
 def symmetry(steps: str = "50") -> StatefulAddon:
     """−Σ (left − right)² of Walker2d's joints, as means of about so many steps: use both legs alike."""
-    window = as_number(steps)
+    window = parse_number(steps)
     if not window >= 1.0:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
 

@@ -14,7 +14,7 @@ from repolicy.envs.names import parse_env_name
 from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies import ActionSpace
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 Backend = Literal["auto", "envpool", "gymnasium"]
 Info = dict[str, np.ndarray]
@@ -141,7 +141,7 @@ def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[s
     missing = [key for key in keys if key not in known]
     if missing:
         raise UsageError(
-            f"environment {name!r} has no observation {missing[0]!r}{nearest(missing[0], known)}; "
+            f"environment {name!r} has no observation {missing[0]!r}{suggest(missing[0], known)}; "
             + (f"it has {', '.join(known)}" if known else f"its observation is no Dict: leave {option} out")
         )
     return keys

@@ -19,7 +19,7 @@ from repolicy.envs.step import Info
 from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
 from repolicy.loading import load_object
 from repolicy.policies.storage import check_shape, read, write
-from repolicy.text import printable, without_version
+from repolicy.text import printable, strip_version
 
 REQUEST = re.compile(r"(?P<path>.+\.safetensors)(?:\(features=(?P<features>[^()]+)\))?")
 ENTRY = re.compile(r"(observation|action|next)(?:\[(\d+)(?::(\d+))?\])?(?:\^(\d+(?:\.\d+)?))?")
@@ -227,5 +227,5 @@ def open_wish(request: str) -> LearntWish:
 def check_same_env(request: str, env: str) -> None:
     """Raise if the wish was learnt in another environment."""
     wish = open_wish(request)
-    if without_version(wish.env) != without_version(env):
+    if strip_version(wish.env) != strip_version(env):
         raise UsageError(f"the wish {request} was learnt in {printable(wish.env, 100)}, not in {env}")

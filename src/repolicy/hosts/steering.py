@@ -24,7 +24,7 @@ from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget
 from repolicy.runs import Budget, Settings
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 DEFAULT_WARMUP = 5  # iterations in which an untrained critic is trained alone
 WARMUP_EXPLAINED_VARIANCE = 0.3  # of the returns; below it the default warm-up lasts up to three times as long
@@ -195,7 +195,7 @@ def check_options(names: Iterable[str], *functions: Callable[..., Any]) -> None:
     known = {parameter for function in functions for parameter in signature(function).parameters}
     for name in names:
         if name not in known:
-            raise UsageError(f"ResidualPPO has no option {name}{nearest(name, known)}")
+            raise UsageError(f"ResidualPPO has no option {name}{suggest(name, known)}")
 
 
 def default_warmup(named: int | None, begins_as_prior: bool) -> int | None:

@@ -24,7 +24,7 @@ from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
 from repolicy.report.verdict import student_t_p_value
-from repolicy.text import counted
+from repolicy.text import format_count
 
 IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
 GENERATION_BATCH = 64  # responses that a model writes in one batch of an evaluation
@@ -155,7 +155,7 @@ def generate(
     """Return `count` responses to each prompt with the dial at omega; models and prior are folders or hub names."""
     check_sampling_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
-        weighted, named = counted(len(trained_at), "model"), counted(len(models), "model")
+        weighted, named = format_count(len(trained_at), "model"), format_count(len(models), "model")
         raise UsageError(f"--trained-at has omega,alpha of {weighted}, for {named} to generate with")
     anchors = [read_objective(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
     coefficients = dial_coefficients(anchors, omega, alpha)
@@ -196,7 +196,7 @@ def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int
     try:
         responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
     except IndexError as error:  # raised by torch if a model with learned positions has too few of them
-        length = f"a prompt of {counted(ids.shape[1], 'token')} and {tokens} more"
+        length = f"a prompt of {format_count(ids.shape[1], 'token')} and {tokens} more"
         raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
 

@@ -51,7 +51,7 @@ from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
-from repolicy.text import as_number, counted, number
+from repolicy.text import format_count, format_number, parse_number
 
 DEFAULT_MARGIN = "5%"
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
@@ -73,7 +73,7 @@ class Margin:
     def parse(cls, given: str | float) -> "Margin":
         """Return the margin of a text such as `5%` or `100`."""
         text = str(given).strip()
-        value = as_number(text.removesuffix("%"))
+        value = parse_number(text.removesuffix("%"))
         if not 0.0 < value < math.inf:
             raise UsageError(f"--not-worse is {text!r}; it must be a share of the old mean (5%), or a number above 0")
         return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
@@ -114,8 +114,8 @@ class QuantityComparison:
             means = [f"{share:.1%}" for share in (self.old, self.new)]
             difference, low, high = (f"{change:.1%}".replace("-", "−") for change in changes)
         else:
-            means = [number(self.old), number(self.new)]
-            difference, low, high = (number(change, plus=True) for change in changes)
+            means = [format_number(self.old), format_number(self.new)]
+            difference, low, high = (format_number(change, plus=True) for change in changes)
         interval = f"{low} to {high}" if math.isfinite(self.high - self.low) else "unknown"
         return [self.title, *means, difference, interval, self.verdict]
 
@@ -157,12 +157,12 @@ class Comparison:
         deciding = " and ".join(row.title for row in self.deciding_rows if row.verdict == self.verdict)
         lines = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {deciding}; the margin is {self.margin}",
-            f"{counted(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
-            f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
+            f"{format_count(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
+            f"{format_count(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
         if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
-            few = f"{counted(self.episodes, 'episode')} cannot tell (--episodes)"
+            few = f"{format_count(self.episodes, 'episode')} cannot tell (--episodes)"
             lines.append(f"{few}: even for two equal policies it takes {self.fewest_episodes:,} or more")
         for row in self.deciding_rows:
             if self.margin.endswith("%") and row.old == 0.0:

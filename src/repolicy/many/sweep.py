@@ -40,7 +40,7 @@ from repolicy.runs import (
     validate_settings,
     versions,
 )
-from repolicy.text import counted, usual_out
+from repolicy.text import default_out, format_count
 
 # The parts of sweep.json that a resumed sweep reads.
 SWEEP_SHAPE = {
@@ -105,7 +105,7 @@ def sweep(
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     check_counts(0, jobs=jobs)
-    folder = Path(out or usual_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
+    folder = Path(out or default_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
     content = read_sweep(folder) if resume else None
     if episodes is None:
         episodes = (content or {}).get("episodes", EPISODES)
@@ -278,7 +278,7 @@ def _train(
     # A trained point's job only checks that environment and add-ons are what they were.
     trained = [omega for omega in omegas if _point_progress(_point_folder(folder, omega), request) == 1.0]
     count = len(omegas) - len(trained)
-    sentences = [f"training {counted(count, 'point')}, {min(at_once, count)} at a time"] if count else []
+    sentences = [f"training {format_count(count, 'point')}, {min(at_once, count)} at a time"] if count else []
     say("; ".join([*sentences, *([f"checking {_names(trained)}, trained before"] if trained else [])]))
 
     def on_end(job: Job, error: str) -> None:
@@ -337,7 +337,7 @@ def _evaluate_all(
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
     def evaluated(name: str, policy: Policy) -> tuple[Evaluation, Evaluation]:
-        say(f"evaluating {name}: {counted(episodes, 'episode')} with the mean action, {episodes} sampled")
+        say(f"evaluating {name}: {format_count(episodes, 'episode')} with the mean action, {episodes} sampled")
         with ranks.one_thread():
             return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
 

@@ -15,7 +15,7 @@ from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import replace_nonfinite
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
-from repolicy.text import number
+from repolicy.text import format_number
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
 RESAMPLINGS = 1000
@@ -165,7 +165,7 @@ class SweepResult:
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
     def table(
-        self, cell: Callable[[Column, float], str] = lambda column, size: number(column.mean, size)
+        self, cell: Callable[[Column, float], str] = lambda column, size: format_number(column.mean, size)
     ) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
 
@@ -189,7 +189,7 @@ class SweepResult:
             columns.append(column("metric"))
         columns.append(column("addon_reward"))
         size = _largest([point.addon for point in everyone])
-        gains = [number(point.addon - self.prior.addon, size, plus=True) for point in self.points]
+        gains = [format_number(point.addon - self.prior.addon, size, plus=True) for point in self.points]
         columns.append(["gained", "–", *gains])
         columns += [column(name) for name in quantities[0] if name.startswith("addon_reward_")]  # of several wishes
         if self.has_basic_reward:
@@ -197,7 +197,7 @@ class SweepResult:
         for name in ("log_prior_a_step", "kl_a_step"):
             sampled = [point.sampled.columns[name] for point in everyone]
             size = _largest([each.mean for each in sampled])
-            columns.append([sampled[0].title, *(number(each.mean, size) for each in sampled)])
+            columns.append([sampled[0].title, *(format_number(each.mean, size) for each in sampled)])
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 

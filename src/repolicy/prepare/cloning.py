@@ -42,7 +42,7 @@ from repolicy.priors import (
     read_policy,
 )
 from repolicy.runs import Settings, derived_seed, ranks
-from repolicy.text import figures
+from repolicy.text import format_digits
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
 FIT_EPOCHS = 30  # maximum for a round of regression
@@ -218,10 +218,10 @@ class CloneComparison:
         text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
         if self.clone_return is not None:
             mean, std = self.clone_return
-            text += f", with a return of {figures(mean, 4)} ± {figures(std, 2)}"
+            text += f", with a return of {format_digits(mean, 4)} ± {format_digits(std, 2)}"
             if self.prior_return is not None:
                 mean, std = self.prior_return
-                text += f" where the prior has {figures(mean, 4)} ± {figures(std, 2)}"
+                text += f" where the prior has {format_digits(mean, 4)} ± {format_digits(std, 2)}"
         if self.kl > KL_WARNING:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
         if self.kl < NEGATIVE_KL_WARNING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from repolicy.runs import Settings
-from repolicy.text import without_version
+from repolicy.text import strip_version
 
 if TYPE_CHECKING:
     from repolicy.policies import Policy
@@ -43,7 +43,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def train_defaults(env: str) -> Settings:
     """Return the settings for training in an environment, by its name without the version; else `Settings()`."""
-    return Settings(**TABLE.get(without_version(env), {}))
+    return Settings(**TABLE.get(strip_version(env), {}))
 
 
 # Customizing ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from repolicy.prepare.cloning import initialize_from_samples
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
-from repolicy.text import figures
+from repolicy.text import format_digits
 
 TRIAL_EPISODES = 10
 IMITATION = "imitation"  # `which` in the card of the file
@@ -91,7 +91,7 @@ def imitate(
         evaluation = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
         returns = (float(evaluation.basic.mean()), float(evaluation.basic.std()))
         if math.isfinite(returns[0]):
-            mean_and_std = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
+            mean_and_std = f"{format_digits(returns[0], 4)} ± {format_digits(returns[1], 2)}"
             say(f"it earns {mean_and_std} in {env} (mean action, {TRIAL_EPISODES} episodes)")
     save_policy(out, policy, card)
     return Imitation(Path(out), policy, result, env or "", returns)

@@ -19,7 +19,7 @@ from repolicy.prepare.states import MAX_STATE_SIZE, SKIPPED_STEPS
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, Worth, Worths, measure_worths
 from repolicy.ranges import Range
 from repolicy.runs import Settings, one_thread, spec_for
-from repolicy.text import without_version
+from repolicy.text import strip_version
 
 # The temperatures of the paper, by environment (of any version).
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
@@ -219,7 +219,7 @@ class NoiseWeightFinder(EnvWeightFinder):
 
 def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
     """Return alpha for training from nothing: the environment's entry in `ALPHAS`, else scaled from trial rewards."""
-    name = without_version(env)
+    name = strip_version(env)
     if name in ALPHAS:
         return ALPHAS[name], f"the usual one for {name}"
     policy = make_policy(spec_for(probe_env(env, settings.backend), settings), settings.seed)

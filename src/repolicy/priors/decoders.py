@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, NumericError, RepolicyError, UsageError, described, in_one_sentence
+from repolicy.errors import FileError, NumericError, RepolicyError, UsageError, describe_error, in_one_sentence
 from repolicy.loading import load_object
 from repolicy.policies import TOLERANCE, Policy, read_decoder
 from repolicy.policies.export import MeanActionModule, onnx_graph, onnx_runner
@@ -244,7 +244,7 @@ def _join_graphs(policy_graph: bytes, file: PolicyFile, noise_name: str) -> byte
         policy.ir_version = decoder.ir_version = max(policy.ir_version, decoder.ir_version)
         joined = onnx.compose.merge_models(policy, decoder, io_map=[(DECODER_NOISE, f"{DECODER_PREFIX}{noise_name}")])
     except Exception as error:  # onnx raises errors of several classes
-        raise FileError(f"{file.path} cannot be joined with a policy: {described(error)[:200]}") from None
+        raise FileError(f"{file.path} cannot be joined with a policy: {describe_error(error)[:200]}") from None
     # The decoder's observations are the policy's, and the output gets a name of its own.
     [extra] = [entry for entry in joined.graph.input if entry.name.startswith(DECODER_PREFIX)]
     joined.graph.input.remove(extra)

@@ -12,7 +12,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.policies.storage import is_repolicy_file, write_bytes
 from repolicy.priors.hub import DOWNLOADED, download_policy, is_on_hub
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 MAX_DOWNLOAD = 64 * 2**20  # bytes
 PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")  # Apache-2.0
@@ -143,13 +143,13 @@ def find_policy(reference: str | Path) -> Path:
             return fetch_published(str(reference))
         if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
             raise UsageError(f"{path} is code, and this needs a policy's file; customize and evaluate take code")
-        raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
+        raise FileError(f"there is no file {path}, and none on the shelf of that name{suggest(str(reference), SHELF)}")
     check_no_plan(path)
     if (path / RLLIB).is_file():
         return path / RLLIB
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
-    known = f"({', '.join(shipped_names())} do){nearest(str(reference), shipped_names())}"
+    known = f"({', '.join(shipped_names())} do){suggest(str(reference), shipped_names())}"
     raise FileError(f"there is no file {path}, and no policy of that name ships with repolicy {known}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.errors import FileError, UsageError, described
+from repolicy.errors import FileError, UsageError, describe_error
 from repolicy.policies.storage import read
 from repolicy.text import printable
 
@@ -101,6 +101,6 @@ def translate_hub_errors(repo: Repository) -> Iterator[None]:
             raise FileError(f"{repo}: the hub answered with status {status}{reason}") from None
         if isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__:
             raise FileError(f"{repo} cannot be reached: no network, or no hub ({type(error).__name__})") from None
-        raise FileError(f"{repo}: the hub's answer cannot be used: {described(error)}") from error
+        raise FileError(f"{repo}: the hub's answer cannot be used: {describe_error(error)}") from error
     finally:
         log.setLevel(level)

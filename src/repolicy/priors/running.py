@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, UsageError, described
+from repolicy.errors import FileError, UsageError, describe_error
 from repolicy.policies.export import onnx_session, suppress_export_warnings
 from repolicy.priors.kinds import State, generative_usage
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
@@ -128,7 +128,7 @@ class Session:
         try:
             self._session = onnx_session(file.reader_input.SerializeToString())
         except Exception as error:  # onnxruntime's own, of several classes
-            raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
+            raise FileError(f"{self.path} cannot be run by onnxruntime: {describe_error(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
         self._types = {each.name: FLOATS[each.type] for each in self._session.get_inputs() if each.type in FLOATS}
 
@@ -208,7 +208,7 @@ def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.requires_grad_(False)
     except (RuntimeError, ValueError, OSError) as error:
-        raise FileError(f"{file.path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
+        raise FileError(f"{file.path} cannot be loaded by PyTorch: {describe_error(error)[:200]}") from None
     return module, next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, UsageError, described, in_one_sentence
+from repolicy.errors import FileError, UsageError, describe_error, in_one_sentence
 from repolicy.readers.zips import check_unpacked_size
 
 MIN_STEPS = 100
@@ -57,7 +57,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
     except Exception as error:  # NumPy's, zipfile's, zlib's and tokenize's, of many classes
         if "allow_pickle" in str(error):
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
-        raise FileError(f"{path} is damaged, or no .npz file: {described(error)}") from None
+        raise FileError(f"{path} is damaged, or no .npz file: {describe_error(error)}") from None
     for name in needed:
         if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs {', '.join(needed)}")

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from repolicy.ranges import enough_digits
-from repolicy.text import number
+from repolicy.text import format_number
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
@@ -133,8 +133,8 @@ def histogram(series: Mapping[str, np.ndarray], title: str, unit: str = "episode
         x, is_right = axes.x(mean), axes.x(mean) > 0.5 * axes.width
         content += line("mean", x, base, x, top)
         anchor = "end" if is_right else "start"
-        content += text("label", x - 6 if is_right else x + 6, top + 4, f"{name}: mean {number(mean)}", anchor)
-    means = ", ".join(f"{name} {number(float(sample.mean()))} on average" for name, sample in series.items())
+        content += text("label", x - 6 if is_right else x + 6, top + 4, f"{name}: mean {format_number(mean)}", anchor)
+    means = ", ".join(f"{name} {format_number(float(sample.mean()))} on average" for name, sample in series.items())
     chart = axes.svg(content, f"{title}: {means}")
     return f'<figure class="chart">{chart}<figcaption class="below">{escape(title)}</figcaption></figure>'
 
@@ -210,7 +210,7 @@ def short_number(value: float, digits: int = 3) -> str:
 
 def format_value(value: float) -> str:
     """Return a value of a curve; a small value, such as a weight, keeps its digits."""
-    return short_number(value) if 0 < abs(value) < 0.01 else number(value)
+    return short_number(value) if 0 < abs(value) < 0.01 else format_number(value)
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:

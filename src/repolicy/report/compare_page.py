@@ -10,7 +10,7 @@ from repolicy.priors import is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.run_page import films_for_page
-from repolicy.text import capitalized
+from repolicy.text import capitalize
 
 
 def write_compare_report(
@@ -24,7 +24,7 @@ def write_compare_report(
     verdict, *rest = around.sentences
     where = f"at {worst.label}" if worst.options else ""
     parts = [
-        page.verdict(verdict, ". ".join(map(capitalized, rest))),
+        page.verdict(verdict, ". ".join(map(capitalize, rest))),
         *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
         page.section(f"Every quantity {where}".strip(), *(page.table(*each) for each in around.tables[-2:])),
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),

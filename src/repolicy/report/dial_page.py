@@ -32,7 +32,7 @@ from repolicy.report.movie import Shot
 from repolicy.report.run_page import films_for_page
 from repolicy.report.sweep_page import Beside
 from repolicy.runs import ranks
-from repolicy.text import as_file_name, capitalized
+from repolicy.text import as_file_name, capitalize
 
 TENTHS = [tenths / 10 for tenths in range(1, 11)]  # positions t of an untrained dial; the prior, t = 0, is beside them
 STOPS = (11, 5, 3, 2)  # stops of each dial, for one to four dials: 11 to 27 positions in all
@@ -250,7 +250,7 @@ def _film_positions(dial: DialedPolicy, say: Callable[[str], None]) -> tuple[lis
 
 def _lead(dial: DialedPolicy, swept: SweepResult) -> str:
     """Return the lead of the page: what was turned or trained, and the verdict."""
-    file, verdict = escape(str(dial.path)), f"{escape(capitalized(swept.verdict))}."
+    file, verdict = escape(str(dial.path)), f"{escape(capitalize(swept.verdict))}."
     if not dial.dials:
         words = METHOD_WORDS[dial.method]
         return f"Between the prior (t = 0) and {file} (t = 1): {words}. Nothing was trained. {verdict}"

@@ -10,7 +10,7 @@ from repolicy.envs import Evaluation, Limit
 from repolicy.objective import reformulated, task_reward
 from repolicy.report import charts, page
 from repolicy.runs import Request, RunFolder
-from repolicy.text import capitalized
+from repolicy.text import capitalize
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def learning_section(
             continue  # omega is only drawn where a budget moves it
         if each.name == "evaluation_objective" and settings.budget is not None:
             continue  # its values have different weights, so they cannot be compared
-        title = each.title.format(metric=capitalized(addon_metric))
+        title = each.title.format(metric=capitalize(addon_metric))
         curves.append(charts.curve(title, steps, values, last_step, each.min_span, levels.get(each.name)))
     curves += limit_curves(request.limits, metrics, steps, last_step, "the mean action")
     curves = [each for each in curves if each]

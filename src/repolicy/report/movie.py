@@ -39,7 +39,7 @@ from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import find_policy, is_plan, open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs import SECONDS_BETWEEN_LINES, format_duration
-from repolicy.text import counted
+from repolicy.text import format_count
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
@@ -87,7 +87,7 @@ def render_films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: N
     """
     for shot in shots:
         _check(shot)
-    say(f"{PROGRESS_PREFIX}{counted(len(shots), 'film')}, up to {sum(map(max_pictures, shots)):,} pictures")
+    say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, up to {sum(map(max_pictures, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(found))

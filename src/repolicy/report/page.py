@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repolicy.policies.storage import write_bytes
-from repolicy.text import capitalized
+from repolicy.text import capitalize
 
 STYLE = (Path(__file__).parent / "page.css").read_text()
 SCRIPT = (Path(__file__).parent / "page.js").read_text()
@@ -43,7 +43,7 @@ def section(heading: str, *content: str, note: str = "") -> str:
 
 def verdict(sentence: str, basis: str) -> str:
     """Return the verdict and the data that it rests on."""
-    return f'<p class="verdict">{escape(capitalized(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>'
+    return f'<p class="verdict">{escape(capitalize(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 class Tile(NamedTuple):

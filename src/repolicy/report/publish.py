@@ -16,7 +16,7 @@ from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluate_with_prior, repeat_command, reward_table
 from repolicy.report.verdict import action_words, basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
-from repolicy.text import capitalized, counted, printable
+from repolicy.text import capitalize, format_count, printable
 
 EPISODES = 20
 FILM_SUFFIXES = (".mp4", ".gif")
@@ -48,7 +48,7 @@ def push(
     with translate_hub_errors(repository):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(repository.name, exist_ok=True, private=private)
-    say(f"evaluating: {counted(episodes, 'episode')}")
+    say(f"evaluating: {format_count(episodes, 'episode')}")
     with one_thread():
         # With the kind of action that decides, as in `deciding_first`.
         deterministic = parse_env_name(env).decoder is None
@@ -89,13 +89,13 @@ def model_card(
     lines = ["---", header.to_yaml(), "---", "", f"# {name}: {title}", ""]
     if saved.prior:
         sentence = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card))
-        lines += [f"{capitalized(sentence)} ({basis([evaluations['customized']])}).", ""]
+        lines += [f"{capitalize(sentence)} ({basis([evaluations['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]
     headings, rows = reward_table(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    episodes = counted(len(first.basic), "episode")
+    episodes = format_count(len(first.basic), "episode")
     lines += [f"Mean ± std over {episodes} with {action_words(first)}.", "", "## Use it", ""]
     options = ""
     if ":" in env:

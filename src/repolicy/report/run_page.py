@@ -41,7 +41,7 @@ from repolicy.report.verdict import (
     verdict,
 )
 from repolicy.runs import Request, RunFolder, command_options, command_words, format_table, ranks, recipe
-from repolicy.text import number
+from repolicy.text import format_number
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -218,7 +218,7 @@ def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(
-            column.title, number(column.mean), *_describe_change(name, changes.get(name)),
+            column.title, format_number(column.mean), *_describe_change(name, changes.get(name)),
             f"{UNITS.get(name, 'an episode')}, {action_kind(after)}",
         )
         for name, column in after.columns.items() if name in wanted
@@ -233,7 +233,7 @@ def _describe_change(name: str, change: Difference | None) -> tuple[str, str]:
     """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
     if change is None:
         return "", ""
-    before = f"prior {number(change.before)}"
+    before = f"prior {format_number(change.before)}"
     if not change.is_significant:
         return f"no certain difference ({change}); {before}", ""
     higher = change.value > 0
@@ -251,7 +251,7 @@ def film_caption(agent: str, evaluation: Evaluation) -> str:
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
-    parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
+    parts = [f"{columns[name].title} {format_number(columns[name].mean)}" for name in wanted if name in columns]
     mean = ": on average " if evaluation.deterministic else "; sampled, on average "
     return f"{agent}, mean action{mean if parts else ''}{', '.join(parts)}"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from repolicy.envs import MAX_ENVS, Evaluation
 from repolicy.report.movie import Shot
-from repolicy.text import number
+from repolicy.text import format_number
 
 WRONG_SHARE = 0.1  # an episode went wrong if it earns less than the typical one by more than this share
 
@@ -26,7 +26,7 @@ class Episode:
     actions: np.ndarray  # [T, A] the actions that the environment received
 
     def __str__(self) -> str:
-        return number(self.total)
+        return format_number(self.total)
 
     @property
     def total(self) -> float:

@@ -19,7 +19,7 @@ from repolicy.report.run_page import (
     reward_tiles,
 )
 from repolicy.report.verdict import action_words, basis, mean_and_std, verdict
-from repolicy.text import capitalized, counted, number
+from repolicy.text import capitalize, format_count, format_number
 
 MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
 SCRIPT = (Path(__file__).parent / "sliders.js").read_text()
@@ -35,7 +35,7 @@ def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _
     alpha_words = "the same" if alpha == "omega" else f"{alpha:g}"
     lead = (
         f"{len(swept.points)} values of ω′, the reward for a nat of the prior; α̂ {alpha_words}; {price}"
-        f"{swept.request['settings']['steps']:,} environment steps each. {capitalized(swept.verdict)}."
+        f"{swept.request['settings']['steps']:,} environment steps each. {capitalize(swept.verdict)}."
     )
     failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
     longer = [at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)]
@@ -118,7 +118,7 @@ def points_table(swept: SweepResult) -> str:
 
 
 def points_note(swept: SweepResult) -> str:
-    episodes = counted(len(swept.prior.mean.basic), "episode")
+    episodes = format_count(len(swept.prior.mean.basic), "episode")
     return (
         f"Mean ± std over {episodes} with {action_words(swept.prior.main_evaluation)}; log prior and KL(policy ‖ "
         "prior) over as many with sampled ones, at the states that the policy itself visits."
@@ -129,7 +129,7 @@ def tradeoff_note(swept: SweepResult) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
     best = ""
     if swept.best is not None:
-        others = f" ({counted(swept.tied_points, 'other')} within its error)" if swept.tied_points else ""
+        others = f" ({format_count(swept.tied_points, 'other')} within its error)" if swept.tied_points else ""
         best = f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}{others}; "
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
@@ -196,7 +196,10 @@ def tradeoff_chart(swept: SweepResult, others: Sequence[Beside] = ()) -> str:
         labels, charts.place_labels(labels, [places[i] for i in labelled], path, axes), strict=True
     ):
         content += charts.text("label", x, y, name, "middle")
-    numbers = [f"{name} {number(x)}, {number(y)}" for name, (x, _), (y, _) in zip(names, costs, gains, strict=True)]
+    numbers = [
+        f"{name} {format_number(x)}, {format_number(y)}"
+        for name, (x, _), (y, _) in zip(names, costs, gains, strict=True)
+    ]
     label = f"the trade-off, {horizontal} and add-on reward: {'; '.join(numbers)}"
     return f'<figure class="chart tradeoff">{axes.svg(content, label)}</figure>'
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs import Column, Evaluation, Limit
-from repolicy.text import number
+from repolicy.text import format_number
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:
@@ -23,7 +23,7 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
     """
     size = abs(value if of is None else of)
     if not 1e-9 * size < error < math.inf:  # a smaller error is only rounding of a sum
-        return number(value)
+        return format_number(value)
     digits = max(0, 1 - math.floor(math.log10(error)))
     three_are_enough = size >= 0.01 and error >= 0.001
     return f"{value:,.{min(digits, 3) if three_are_enough else digits}f}".replace("-", "−")
@@ -38,8 +38,8 @@ def mean_and_std(column: Column, like: float | None = None) -> str:
     """Format a quantity of each episode as `mean ± std`, with the digits of `like`; one episode has no std."""
     mean, like = column.mean, column.mean if like is None else like
     if len(column.values) < 2 or not math.isfinite(mean):
-        return number(mean, like)
-    return f"{number(mean, like)} ± {number(column.std, like)}"
+        return format_number(mean, like)
+    return f"{format_number(mean, like)} ± {format_number(column.std, like)}"
 
 
 FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none
@@ -75,7 +75,7 @@ class Difference:
 
     def __str__(self) -> str:
         if math.isnan(self.error):
-            return f"{number(self.value)} ± unknown"
+            return f"{format_number(self.value)} ± unknown"
         return value_and_error(self.value, self.error)
 
     @property
@@ -262,7 +262,7 @@ def _compare(changes: Sequence[Difference], actions: Sequence[str], quantity: st
 def _compare_one(change: Difference) -> tuple[str, str]:
     """Return `better`, `worse` or `cannot tell`, and the number behind it."""
     if math.isnan(change.error):
-        return "cannot tell", f"one episode each, {number(change.value, plus=True)}"
+        return "cannot tell", f"one episode each, {format_number(change.value, plus=True)}"
     if not change.is_significant:
         return "cannot tell", f"a difference of {change} may be chance"
     return "better" if change.value > 0 else "worse", f"by {change.unsigned}{change.share}"
@@ -279,7 +279,7 @@ def _describe_gain(changes: dict[str, Difference], title: str) -> str:
     """Return `has a mean |θ| of 0.28 instead of 0.39` if the add-on has a metric, else the gained reward."""
     if "metric" in changes and changes["metric"].is_significant:
         before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
-        return f"has a {title} of {number(after)} instead of {number(before)}"
+        return f"has a {title} of {format_number(after)} instead of {format_number(before)}"
     return _describe_change(changes["addon_reward"], "of the wish")
 
 

@@ -36,7 +36,7 @@ from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize
 from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, one_thread, polite_interrupt, versions
 from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 METRIC_EPISODES = 20  # latest episodes over which returns and lengths are averaged
 
@@ -128,7 +128,7 @@ def train(
     if objective.alpha is None:
         source = task_of(asked.env) if before is None else before.objective
         if source is None:
-            raise UsageError(f"{asked.env} is no task, so it needs an --alpha{nearest(asked.env, TASKS)}")
+            raise UsageError(f"{asked.env} is no task, so it needs an --alpha{suggest(asked.env, TASKS)}")
         objective = replace(objective, alpha=source.alpha)
     defaults = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
     request = _request(asked.env, objective, complete_settings(settings, defaults), asked.addons)
@@ -311,7 +311,7 @@ def _make_env(request: Request) -> gymnasium.Env[Any, Any]:
 
     name, parsed = request.env, parse_env_name(request.env)
     if not parsed.is_in_gymnasium:
-        raise UsageError(f"there is no task or environment {name!r}{nearest(name, {*TASKS, *gymnasium.registry})}")
+        raise UsageError(f"there is no task or environment {name!r}{suggest(name, {*TASKS, *gymnasium.registry})}")
     if parsed.observed_keys or parsed.critic_keys:
         problem = f"environment {name!r} names parts of a Dict, which Residual Q-learning does not take"
         raise UsageError(f"{problem}: leave them out, and wrap the environment in gymnasium's FlattenObservation")

@@ -13,7 +13,7 @@ from repolicy.errors import UsageError
 from repolicy.policies import Policy, read_card
 from repolicy.priors import How, dial, find_policy, load_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.text import figures
+from repolicy.text import format_digits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,4 +110,4 @@ class Estimate(NamedTuple):
         return self.mean - other.mean > math.hypot(self.error, other.error)
 
     def __str__(self) -> str:
-        return f"{figures(self.mean, 4)} ± {figures(self.error, 2)}"
+        return f"{format_digits(self.mean, 4)} ± {format_digits(self.error, 2)}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_json
 from repolicy.runs.machine import physical_cores, shares_memory
-from repolicy.text import nearest
+from repolicy.text import suggest
 
 
 class Within(NamedTuple):
@@ -210,7 +210,7 @@ def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings]
     names = [field.name for field in fields(cls)]
     for name, value in values.items():
         if name not in names:
-            raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, names)}")
+            raise UsageError(f"{where} has an unknown field {name!r}{suggest(name, names)}")
         result[name] = _convert(value, hints[name], f"{where}, field {name!r}")
     return result
 

@@ -13,7 +13,7 @@ from repolicy.policies.storage import write_bytes
 from repolicy.priors import OpenedPolicy
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.page import page
-from repolicy.text import counted
+from repolicy.text import format_count
 from repolicy.wishes.pairs import CANDIDATES, Pairs, candidates, choose_pairs, fingerprint
 
 SCRIPT = (Path(__file__).parent / "ask.js").read_text()
@@ -111,6 +111,6 @@ def _html(pairs: Pairs, clips: list[bytes], question: str) -> str:
     buttons = "".join(f'<button type="button" data-answer="{name}">{text}</button>' for name, text in BUTTONS.items())
     buttons += '<button type="button" id="back">⌫ back</button><button type="button" id="save">Save answers</button>'
     body = f'{STYLE}<section id="ask" data-page="{pairs.page}"><p id="told" aria-live="polite"></p>\n{shown}\n'
-    lead = escape(f"{counted(len(pairs.seeds), 'pair')} of clips in {pairs.env}, each from the same start. ")
+    lead = escape(f"{format_count(len(pairs.seeds), 'pair')} of clips in {pairs.env}, each from the same start. ")
     lead += "Answer by the arrow keys or by the buttons. Nothing leaves this page before you save it as a file."
     return page(question, lead, [f'{body}<div id="keys">{buttons}</div></section>'], SCRIPT)

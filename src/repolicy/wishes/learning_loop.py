@@ -30,7 +30,7 @@ from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.movie import use_tracking_camera
-from repolicy.text import counted
+from repolicy.text import format_count
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, Windows, windows
@@ -170,8 +170,8 @@ def _describe_source(record: Record, found: Windows, length: int) -> str:
     person_steps, begun = int(record.person.sum()), int(record.person[found.firsts].sum())
     within = int(record.person[found.firsts[:, None] + np.arange(length)].sum())
     source = (
-        f"{counted(len(found.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
-        f"{within} of their {counted(person_steps, 'step')}"
+        f"{format_count(len(found.sums), 'window')} of {format_count(length, 'step')}, of which a person began {begun}, "
+        f"with {within} of their {format_count(person_steps, 'step')}"
     )
     if person_steps and begun < MIN_WINDOWS:
         few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"

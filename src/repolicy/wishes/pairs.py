@@ -30,7 +30,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes
 from repolicy.policies import Agent
 from repolicy.policies.storage import check_shape, read, write
-from repolicy.text import counted, printable
+from repolicy.text import format_count, printable
 from repolicy.wishes.inference import Theta
 from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative
 
@@ -236,7 +236,7 @@ def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], featu
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
     decided = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
     values = np.array([value for _, value in decided])
-    first, source = pages[0], f"{counted(len(decided), 'answer')} on pairs of clips"
+    first, source = pages[0], f"{format_count(len(decided), 'answer')} on pairs of clips"
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
 
     def of_answers(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.text import counted
+from repolicy.text import format_count
 from repolicy.wishes.record import RecordFile, Step
 
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
@@ -107,7 +107,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             action = np.asarray(self.person(self._observation, proposed), np.float64)
         if action.size != proposed.size or not np.isfinite(action).all():
             raise UsageError(
-                f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'finite number')}"
+                f"the person's action is {action.tolist()}; it takes {format_count(proposed.size, 'finite number')}"
             )
         space = self.env.action_space
         converted = action.astype(space.dtype).reshape(space.shape)
