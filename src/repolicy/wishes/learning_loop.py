@@ -170,8 +170,8 @@ def _describe_source(record: Record, found: Windows, length: int) -> str:
     person_steps, begun = int(record.person.sum()), int(record.person[found.firsts].sum())
     within = int(record.person[found.firsts[:, None] + np.arange(length)].sum())
     source = (
-        f"{format_count(len(found.sums), 'window')} of {format_count(length, 'step')}, of which a person began {begun}, "
-        f"with {within} of their {format_count(person_steps, 'step')}"
+        f"{format_count(len(found.sums), 'window')} of {format_count(length, 'step')}, of which a person began "
+        f"{begun}, with {within} of their {format_count(person_steps, 'step')}"
     )
     if person_steps and begun < MIN_WINDOWS:
         few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"
