@@ -1,5 +1,6 @@
 """Objects named by text, and the nearest names to one that is unknown."""
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,15 @@ def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a_neighbour_of_mine.py").write_text("answer = 42\n")
     (tmp_path / "mine.py").write_text("from a_neighbour_of_mine import answer\n")
     assert load_object(f"{tmp_path / 'mine.py'}:answer", "number") == 42
+
+
+def test_an_edit_within_the_same_second_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for answer in (41, 42):
+        path.write_text(f"answer = {answer}\n")
+        os.utime(path, (1e9, 1e9))
+        assert load_object(f"{path}:answer", "number") == answer
 
 
 def test_a_file_is_run_once_for_all_environments_of_a_batch(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from inspect import isgetsetdescriptor, ismodule
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -166,13 +167,21 @@ def _import_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
+class _LoaderWithoutCache(SourceFileLoader):
+    """Compiles the file anew. Python's own cache misses an edit of the same size within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)  # the path is a unique module name
+    name = str(path.resolve())  # the path is a unique module name
+    loader = _LoaderWithoutCache(name, name)
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
     if str(path.resolve().parent) not in sys.path:  # so that it can import its neighbours
         sys.path.append(str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module

@@ -64,7 +64,7 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
     with (
         mock.patch.object(addons, "load_object", load),
         mock.patch.object(names, "load_object", load),
-        mock.patch.object(names, "nearest", return_value=""),  # of thousands of names, at each name that is none
+        mock.patch.object(names, "suggest", return_value=""),  # of thousands of names, at each name that is none
     ):
         for kind, use in (("addons", addons.parse), ("env", names.env_maker)):
             try:
