@@ -215,6 +215,12 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     assert seen[-1]["ends"]["weight of hind_leg"] == [0.0, 50.0]  # also for who opens the page now
 
 
+def test_an_environment_that_fails_is_one_sentence(session, monkeypatch):
+    monkeypatch.setattr(session._env, "step", lambda action: 1 / 0)
+    with pytest.raises(RepolicyError, match="^the environment's step failed: ZeroDivisionError"):
+        session.step()
+
+
 def test_two_clicks_at_once_keep_the_same_planner(port, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: time.sleep(0.05))  # so that the second begins while the first writes
     with ThreadPoolExecutor(2) as pool:

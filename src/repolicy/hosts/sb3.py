@@ -49,7 +49,7 @@ from repolicy.hosts.steering import (
 )
 from repolicy.loading import check_version
 from repolicy.objective import Objective
-from repolicy.policies import Policy
+from repolicy.policies import Policy, storage
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable
@@ -57,7 +57,6 @@ from repolicy.text import printable
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
-from stable_baselines3.common.save_util import open_path  # isort: skip
 from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, unwrap_vec_wrapper  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
@@ -211,10 +210,11 @@ class ResidualPPO(PPO):
         with zipfile.ZipFile(buffer, "a") as archive:
             for name, content in prior_files(self.prior, self.method.density):
                 archive.writestr(name, content)
-        file = open_path(path, "w", verbose=0, suffix="zip")
-        file.write(buffer.getvalue())
         if isinstance(path, str | Path):
-            file.close()
+            path = Path(path)
+            storage.write_bytes(path if path.suffix else Path(f"{path}.zip"), buffer.getvalue())
+        else:
+            path.write(buffer.getvalue())
 
     @classmethod
     def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":

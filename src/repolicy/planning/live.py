@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import Transitions, action_space, make_one_env, merge_infos, to_env_actions
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.sampling import effective
@@ -138,7 +138,8 @@ class LiveSession:
                 "effective": float(effective(weights)[0]),
                 "parts": parts(self._env.unwrapped),
             }
-            self._observation, reward, terminated, truncated, info = self._env.step(action)
+            with in_one_sentence("the environment's step failed"):
+                self._observation, reward, terminated, truncated, info = self._env.step(action)
             after = np.asarray(self._observation, np.float32).ravel()[None]
             wish = float(self._shown_addon.reward(Transitions(before, sent, after, merge_infos([info])))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
