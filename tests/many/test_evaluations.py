@@ -12,10 +12,10 @@ from tiny_envs import tiny
 
 from repolicy.envs import Evaluation, evaluate
 from repolicy.many import sweep as sweeps
-from repolicy.many.evaluations import read_evaluations, write_evaluations
+from repolicy.many.evaluations import code_sums, read_evaluations, write_evaluations
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.policies import ActionSpace, Policy, PolicySpec, save_policy
+from repolicy.policies import ActionSpace, Policy, PolicySpec, save_policy, storage
 from repolicy.runs.settings import Settings
 
 BEYOND = "def beyond(observations, actions, next_observations, info):\n    return 1.0 * (actions[..., 0] > {limit})\n"
@@ -101,6 +101,26 @@ def test_a_sweep_that_is_done_says_so_and_evaluates_its_prior_alone(resumed: Any
     assert evaluated(said) == [f"the prior: {THREE}"]
     assert said[-1].startswith("reusing the evaluations of ω′ 0.25 and ω′ 0.5: ")
     assert (tmp_path / "out" / "sweep.json").read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"", lambda content: b"{}" * 99])
+def test_a_damaged_file_of_evaluations_is_made_anew(resumed: Any, tmp_path: Path, damage: Any) -> None:
+    file = tmp_path / "out" / "omega-0.5.evaluations.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(damage(content))
+    _, said, _ = resumed()
+    assert evaluated(said) == [f"the prior: {THREE}", f"ω′ 0.5: {THREE}"]
+    assert file.read_bytes() == content
+
+
+def test_other_evaluations_in_the_file_are_made_anew(tmp_path: Path) -> None:
+    for header in ({}, {"made_of": {}, "evaluations": [{"what": 1}]}, {"made_of": {}, "evaluations": 3}):
+        storage.write(tmp_path / "a.safetensors", "evaluations", {"a": torch.zeros(1)}, header)
+        assert read_evaluations(tmp_path / "a.safetensors", {}) is None
+
+
+def test_built_in_code_has_no_file() -> None:
+    assert code_sums("Pendulum-v1", ["sys:intern", "height"]) == {}
 
 
 def test_a_new_value_alone_is_trained_and_evaluated(resumed: Any) -> None:

@@ -1,7 +1,6 @@
 """Keep the evaluations of a policy in a file, beside what they depend on, so that a resumed sweep reuses them."""
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from repolicy.envs import Evaluation, parse_env_name
 from repolicy.envs.addons import import_target
+from repolicy.errors import FileError
 from repolicy.loading import file_sum
 from repolicy.policies.storage import checksum, read, write
 
@@ -26,15 +26,19 @@ def write_evaluations(path: Path, evaluations: Sequence[Evaluation], made_of: di
 
 
 def read_evaluations(path: Path, made_of: dict[str, Any]) -> tuple[Evaluation, ...] | None:
-    """Return the evaluations in a file; None where there are none, or where they depend on something else."""
-    if not os.path.lexists(path):
+    """Return the evaluations in a file; None where it is missing or damaged, or depends on something else."""
+    try:
+        tensors, header = read(path, KIND)
+        return _unpack(tensors, header[KIND]) if header["made_of"] == made_of else None
+    except (FileError, KeyError, TypeError, AttributeError):
         return None
-    tensors, header = read(path, KIND)
-    if header["made_of"] != made_of:
-        return None
+
+
+def _unpack(tensors: dict[str, Tensor], header: list[dict[str, Any]]) -> tuple[Evaluation, ...]:
+    """Return the evaluations that `_pack` has packed."""
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     evaluations = []
-    for index, values in enumerate(header[KIND]):
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    for index, values in enumerate(header):
         for name, parts in values.items():
             if isinstance(parts, list):
                 values[name] = {part: arrays[f"{index} {name} {part}"] for part in parts}
@@ -47,14 +51,17 @@ def read_evaluations(path: Path, made_of: dict[str, Any]) -> tuple[Evaluation, .
 def code_sums(env: str, addons: Sequence[str]) -> dict[str, str]:
     """Return the checksum of each file of the user's that makes the environment or an add-on, without its imports."""
     targets = [parse_env_name(env).import_target, *map(import_target, addons)]
-    return {target: file_sum(_source_file(target)) for target in targets if target}
+    files = {target: _source_file(target) for target in targets if target}
+    return {target: file_sum(file) for target, file in files.items() if file is not None}
 
 
-def _source_file(target: str) -> Path:
-    """Return the file of `file.py:name`, of `module:name`, or of a wish that is a file itself."""
+def _source_file(target: str) -> Path | None:
+    """Return the file of `file.py:name`, of `module:name`, or of a wish that is a file itself; None if built in."""
     source = target.rpartition(":")[0] or target
-    module = None if Path(source).is_file() else importlib.util.find_spec(source)
-    return Path(source if module is None or module.origin is None else module.origin)
+    if Path(source).is_file():
+        return Path(source)
+    module = importlib.util.find_spec(source)
+    return Path(module.origin) if module and module.origin and module.has_location else None
 
 
 def evaluations_sum(evaluations: Sequence[Evaluation]) -> str:
