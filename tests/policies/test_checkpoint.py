@@ -252,6 +252,14 @@ def test_a_story_that_is_none_is_refused(tmp_path: Path) -> None:
         read_policy(path)
 
 
+@pytest.mark.parametrize("part", ["addons", "limits"])
+def test_a_request_of_another_kind_is_refused(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "a.safetensors"
+    save_policy(path, load_policy("hopper"), {"request": {part: 3}})
+    with pytest.raises(FileError, match=part):
+        read_policy(path)
+
+
 def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:
     before = torch.random.get_rng_state()
     load_policy("hopper")

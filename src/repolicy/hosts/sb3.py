@@ -49,7 +49,8 @@ from repolicy.hosts.steering import (
 )
 from repolicy.loading import check_version
 from repolicy.objective import Objective
-from repolicy.policies import Policy, storage
+from repolicy.policies import Policy
+from repolicy.policies.storage import write_bytes
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable
@@ -212,7 +213,7 @@ class ResidualPPO(PPO):
                 archive.writestr(name, content)
         if isinstance(path, str | Path):
             path = Path(path)
-            storage.write_bytes(path if path.suffix else Path(f"{path}.zip"), buffer.getvalue())
+            write_bytes(path if path.suffix else Path(f"{path}.zip"), buffer.getvalue())
         else:
             path.write(buffer.getvalue())
 

@@ -34,6 +34,7 @@ CARD_SHAPE = {
     "request?": {
         "env?": str,
         "addons?": [str],
+        "limits?": [str],
         "objective?": {f"{name.removesuffix('?')}?": shape for name, shape in OBJECTIVE_SHAPE.items()},
         "settings?": {},
     },
