@@ -126,7 +126,7 @@ ROOMS = [
     Mutant("learning/segments.py", "not has_multipliers and not worker.request.dials", "not worker.request.dials", WORKER, "returns by other weights compared"),
     Mutant("learning/segments.py", " and longer >= 0.0", "", "tests/learning/test_candidate.py", "an early fall is handed out"),
     Mutant("learning/segments.py", "2.0 * gain.error", "0.0 * gain.error", "tests/learning/test_candidate.py", "a lucky policy is handed out"),
-    Mutant("learning/segments.py", "derived_seed(settings.seed, self.segment, 1 + index)", "derived_seed(settings.seed, 0, 1 + index)", WORKER, "segments share random numbers"),
+    Mutant("learning/segments.py", "derived_seed(settings.seed, self.segment, Stream.ACTIONS + index)", "derived_seed(settings.seed, 0, Stream.ACTIONS + index)", WORKER, "segments share random numbers"),
     Mutant("learning/terms.py", "return (by_head * self.weights(task.places)).sum(-1)", "return by_head.sum(-1)", DIAL, "heads added without their weights"),
     Mutant("learning/terms.py", "dial.name: dial.value(place) for dial, place", "dial.name: dial.value(place * 0) for dial, place", DIAL, "one omega for the whole dial"),
     Mutant("learning/terms.py", "total = total + values[name] * parts[-1]", "total = total + parts[-1]", DIAL, "a dialed add-on paid without its weight"),

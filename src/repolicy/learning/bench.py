@@ -22,7 +22,7 @@ from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
 from repolicy.objective import soft
 from repolicy.prepare.checks import check_request
-from repolicy.runs import Request, RunFolder, Settings, derived_seed, ranks
+from repolicy.runs import Request, RunFolder, Settings, Stream, derived_seed, ranks
 
 PARTS = 20  # number of slices in a segment
 
@@ -145,7 +145,7 @@ class Physics:
     def __init__(self, request: Request, team: ranks.Ranks) -> None:
         settings = request.settings
         count = settings.envs // team.count
-        seed = derived_seed(settings.seed, 0, 2000) + team.index * count
+        seed = derived_seed(settings.seed, 0, Stream.PHYSICS) + team.index * count
         self._envs = make_envs(request.env, count, seed, settings.backend)
         self._envs.reset()
         space, generator = self._envs.actions, np.random.default_rng(seed)

@@ -25,7 +25,7 @@ from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, pa
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
-from repolicy.runs import Estimate, Ranks, Request, derived_seed
+from repolicy.runs import Estimate, Ranks, Request, Stream, derived_seed
 
 MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
@@ -276,7 +276,7 @@ def expected_rewards(prior_rewards: Tensor, ages: Tensor, ended: Tensor) -> Tens
 
 def mean_action_episodes(policy: Policy, request: Request) -> Evaluation:
     """Run a few episodes with a policy's mean action; they start alike for every policy."""
-    seed = derived_seed(request.settings.seed, 0, 3000)
+    seed = derived_seed(request.settings.seed, 0, Stream.KEPT_RETURN)
     with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
         return run_episodes(policy, envs, RETURN_EPISODES)
 

@@ -33,7 +33,7 @@ from repolicy.policies.storage import write
 from repolicy.prepare.spending import probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
-from repolicy.runs import Estimate, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
+from repolicy.runs import Estimate, Request, RunFolder, Stream, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
 COMPARISON_FACTOR = 4  # times the episodes of a short evaluation, for comparing the candidate with the last policy
@@ -118,16 +118,16 @@ class Segments:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         count = settings.envs // self.team.count
-        stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
-        envs = self.make_envs(0, count)
+        stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, Stream.ACTIONS + index))
+        envs = self.make_envs(Stream.TRAINING_ENVS, count)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
-            seed = derived_seed(settings.seed, self.segment, 10**6)
+            seed = derived_seed(settings.seed, self.segment, Stream.DIAL_POSITIONS)
             envs = DialedEnvs(envs, seed, index * count, settings.envs, dials)
         mean_action_collector = None
         if worker.multipliers.limits or worker.multipliers.keep:  # they are measured with the mean action
-            mean_action_collector = self.make_collector(self.make_envs(10**7, probe_count(count)))
+            mean_action_collector = self.make_collector(self.make_envs(Stream.MEAN_ACTION_ENVS, probe_count(count)))
         worker.begin(self.make_collector(envs, stream), stream, mean_action_collector)
 
     def make_collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
@@ -136,7 +136,7 @@ class Segments:
         keep_transitions = self.worker.terms.addon is not None
         return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keep_transitions, cuts)
 
-    def make_envs(self, stream: int, count: int) -> Envs:
+    def make_envs(self, stream: Stream, count: int) -> Envs:
         """Return this rank's environments, with seeds of their own for each `stream`."""
         settings = self.worker.settings
         seed = derived_seed(settings.seed, self.segment, stream) + self.team.index * count
@@ -178,7 +178,8 @@ class Segments:
         if candidate is None or not objective_of(candidate.evaluation).beats(objective_of(last.evaluation)):
             return last
         # Compare both in more episodes, which differ from those in which the candidate was selected.
-        ours, theirs = (self.run_episodes(each.policy, COMPARISON_FACTOR, 2000) for each in (candidate, last))
+        both = (candidate.policy, last.policy)
+        ours, theirs = (self.run_episodes(policy, COMPARISON_FACTOR, Stream.COMPARISON) for policy in both)
         gains, longer = (ours[name] - theirs[name] for name in ("evaluation_objective", "evaluation_length"))
         sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
         count, total, squares, steps_longer = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
@@ -207,7 +208,7 @@ class Segments:
 
     def evaluate(self) -> dict[str, float]:
         """Return the means of a few sampled episodes over all ranks; their seeds are the same in all segments."""
-        values = self.run_episodes(self.worker.evaluation_target[0], 1, 1000)
+        values = self.run_episodes(self.worker.evaluation_target[0], 1, Stream.EVALUATION)
         objectives = values["evaluation_objective"]
         sums = [float(len(objectives)), float(np.square(objectives).sum())]
         sums += [float(each.sum()) for each in values.values()]
@@ -217,7 +218,7 @@ class Segments:
         error = Estimate.of(by_name["evaluation_objective"], squares, count).error
         return means | {"evaluation_error": error}
 
-    def run_episodes(self, policy: Policy, factor: int, stream: int) -> dict[str, np.ndarray]:
+    def run_episodes(self, policy: Policy, factor: int, stream: Stream) -> dict[str, np.ndarray]:
         """Run this rank's share of `factor` times the episodes of a short evaluation; return a number for each."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         episodes = factor * max(1, settings.evaluation_episodes // self.team.count)

@@ -41,7 +41,7 @@ from repolicy.priors import (
     fit_normalizer,
     read_policy,
 )
-from repolicy.runs import Settings, derived_seed, ranks
+from repolicy.runs import Settings, Stream, derived_seed, ranks
 from repolicy.text import format_digits
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
@@ -89,7 +89,7 @@ def name_of(prior: ScoringPrior) -> str:
 
 def fit_clone(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
     """Fit a clone to the prior with the run's seed; return it with the number of environment steps."""
-    seed = derived_seed(settings.seed, 0, 3000)
+    seed = derived_seed(settings.seed, 0, Stream.CLONE)
     blocks = max(1, round(min(STEPS_PER_ROUND, settings.steps) / (ENVS * BLOCK)))
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
         policy = make_policy(clone_spec(prior, envs), seed)

@@ -11,7 +11,7 @@ from repolicy.envs import Collector, Rollout, make_envs
 from repolicy.errors import UsageError
 from repolicy.policies import Density, Policy
 from repolicy.policies.density import PARTS, STRETCH, fit_density
-from repolicy.runs import Request, derived_seed, ranks
+from repolicy.runs import Request, Stream, derived_seed, ranks
 
 SKIPPED_STEPS = 50  # first steps of an episode, left out: they depend on the reset and not on the prior
 MAX_OBSERVATIONS = 64_000  # collected for the fit in a long run
@@ -55,7 +55,7 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
 
 def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:
     """Yield rollouts of the prior's sampled actions without end, all from the run's seed."""
-    settings, seed = request.settings, derived_seed(request.settings.seed, 0, 2000)
+    settings, seed = request.settings, derived_seed(request.settings.seed, 0, Stream.PRIOR_STATES)
     count = max(1, observation_count(settings.steps) // OBSERVATIONS_PER_ENV)
     with closing(make_envs(request.env, count, seed, settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)

@@ -325,7 +325,7 @@ def _reseed(model: Any, request: Request, segment: int) -> None:
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
     model.set_env(_make_env(request))
-    model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
+    model.set_random_seed(engine.derived_seed(request.settings.seed, segment, engine.Stream.TRAINING_ENVS))
 
 
 BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")

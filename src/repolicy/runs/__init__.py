@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, format_duration, recipe
     from repolicy.runs.folder import RunFolder, describe_changes
     from repolicy.runs.ranks import Ranks, SingleRank, one_thread
-    from repolicy.runs.request import Request, check_dials, command_options, command_words, derived_seed, spec_for
+    from repolicy.runs.request import (
+        Request,
+        Stream,
+        check_dials,
+        command_options,
+        command_words,
+        derived_seed,
+        spec_for,
+    )
     from repolicy.runs.result import Estimate, Result
 
 _LATER = {
@@ -42,7 +50,7 @@ _LATER = {
     **dict.fromkeys(("RunFolder", "describe_changes"), "folder"),
     **dict.fromkeys(("SingleRank", "Ranks", "one_thread"), "ranks"),
     **dict.fromkeys(
-        ("Request", "check_dials", "derived_seed", "command_options", "spec_for", "command_words"), "request"
+        ("Request", "Stream", "check_dials", "derived_seed", "command_options", "spec_for", "command_words"), "request"
     ),
     **dict.fromkeys(("Estimate", "Result"), "result"),
 }

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
@@ -57,6 +58,21 @@ class Request:
             tuple(values.get("limits", ())),
             values.get("init", ""),
         )
+
+
+class Stream(IntEnum):
+    """What a run's random numbers are for. Two uses with the same number begin alike, which does no harm."""
+
+    TRAINING_ENVS = 0
+    ACTIONS = 1  # of rank 0; rank r has the stream 1 + r
+    EVALUATION = 1000
+    COMPARISON = 2000
+    PRIOR_STATES = 2000
+    PHYSICS = 2000  # of `repolicy bench`
+    CLONE = 3000
+    KEPT_RETURN = 3000
+    DIAL_POSITIONS = 10**6
+    MEAN_ACTION_ENVS = 10**7
 
 
 def derived_seed(seed: int, segment: int, stream: int) -> int:
