@@ -17,8 +17,8 @@ pytest.importorskip("stable_baselines3")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import OURS, Drift, settings
 from sb3_models import Drift as Sb3Drift
-from sb3_models import envs, trained
 from sb3_models import residual as sb3
+from sb3_models import trained
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
@@ -276,14 +276,6 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
     look = PriorEpisodes(Wandering(), Telling())
     look.density()
     assert MIN_OBSERVATIONS <= sum(len(each.states) for each in look.sampled) < MIN_OBSERVATIONS + 100 * count
-
-
-def test_of_stacked_frames_the_newest_is_the_state() -> None:
-    env = VecFrameStack(envs(), 3)
-    seen = env.reset()
-    np.testing.assert_allclose(
-        sb3(env=env, omega=0.0, alpha=0.0).flat_observations(seen[None])[0], seen[:, -3:], rtol=1e-6
-    )
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 13), (12, 13, 2)])

@@ -1,6 +1,5 @@
 """Stable-Baselines3 with our algorithm: nothing but the rewards in the buffer is changed."""
 
-import errno
 import io
 import json
 import zipfile
@@ -20,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.hosts.sb3 import ResidualPPO, like, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
@@ -228,21 +227,6 @@ def test_a_saved_model_keeps_a_prior_of_theirs_in_a_handle_too(tmp_path: Path) -
         again = ResidualPPO.load(target, envs())
         assert same(weights(ours), weights(again))
         assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
-
-
-def test_a_save_that_fails_leaves_the_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = residual(prior=small_policy())
-    ours.save(tmp_path / "model")
-    before = (tmp_path / "model.zip").read_bytes()
-
-    def full_disk(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(FileError, match="No space left"):
-        ours.learn(32).save(tmp_path / "model")
-    assert (tmp_path / "model.zip").read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["model.zip"]
 
 
 def assert_same_values(one: PPO, other: PPO) -> None:

@@ -1,5 +1,6 @@
 """Policies of ours and of Stable-Baselines3, turned into each other."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from repolicy import Policy
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import HeadPolicy, Unclipped, from_repolicy, like, to_repolicy
 from repolicy.priors.opening import load_policy
 
@@ -176,3 +177,26 @@ def test_a_model_as_a_prior_sees_what_it_saw_in_training(tmp_path: Path) -> None
         for each in others:
             with pytest.raises(UsageError, match="normalizes observations otherwise than the prior's training did"):
                 residual(env=each, prior=given)
+
+
+def test_a_save_that_fails_leaves_the_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = residual(prior=small_policy())
+    ours.save(tmp_path / "model")
+    before = (tmp_path / "model.zip").read_bytes()
+
+    def full_disk(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(FileError, match="No space left"):
+        ours.learn(32).save(tmp_path / "model")
+    assert (tmp_path / "model.zip").read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.zip"]
+
+
+def test_of_stacked_frames_the_newest_is_the_state() -> None:
+    env = VecFrameStack(envs(), 3)
+    seen = env.reset()
+    np.testing.assert_allclose(
+        residual(env=env, omega=0.0, alpha=0.0).flat_observations(seen[None])[0], seen[:, -3:], rtol=1e-6
+    )

@@ -1,4 +1,4 @@
-"""Comparing two policies: verdicts, how often they err, the command, and places around the old one's."""
+"""Comparing two policies: verdicts, how often they err, and the command."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from compared import BAD, GOOD, QUADRATIC, a_file
 from tiny_envs import LinearQuadratic, constant, stay_near, tiny
 from typed_commands import refused, typed
 
@@ -27,15 +27,12 @@ from repolicy.many.comparing import (
     compare_quantity,
     open_policies,
 )
-from repolicy.many.varying import Place, VariedComparison, compare_around, parse_variation
+from repolicy.many.varying import Place, VariedComparison
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors import opening
 from repolicy.priors.kinds import MeanPrior
-from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
-from repolicy.report.compare_page import write_compare_report
 from repolicy.runs.result import Result
 
 FIVE = Margin.parse("5%")
@@ -101,8 +98,6 @@ def test_margins(given: str | float, margin: Margin) -> None:
 
 
 # Policies -------------------------------------------------------------------------------------------------------------
-GOOD, BAD = (MeanPrior(lambda seen, gain=gain: gain * seen, 0.1) for gain in (-0.9, 0.9))
-QUADRATIC = tiny("LinearQuadratic")
 
 
 @pytest.mark.parametrize(("old", "new", "verdict"), [(GOOD, BAD, "worse"), (BAD, GOOD, "better")])
@@ -191,13 +186,6 @@ def test_an_environment_without_seeds_is_told() -> None:
 
 
 # The command ----------------------------------------------------------------------------------------------------------
-def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0) -> str:
-    torch.manual_seed(seed)
-    policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
-    save_policy(place, policy, {} if env is None else {"request": {"env": env}})
-    return str(place)
-
-
 @pytest.mark.parametrize(("words", "code"), [(["--not-worse", "1e3"], 0), (["--not-worse", "1e-9"], 3)])
 def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = a_file(tmp_path / "a.safetensors")
@@ -249,108 +237,7 @@ def test_two_objects_need_an_environment() -> None:
         compare(GOOD, BAD)
 
 
-# Around the place where the old policy was trained --------------------------------------------------------------------
-class Wired(LinearQuadratic):
-    """With a motor that may be connected the other way round, and a push."""
-
-    def __init__(self, wires: float = 1.0, push: float = 0.0) -> None:
-        super().__init__()
-        self.wires, self.push = wires, push
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.wires = (options or {}).get("wires", self.wires)
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> Any:
-        return super().step(self.wires * action + self.push)
-
-
-def test_the_worst_place_decides() -> None:
-    """The other way round the bad policy is the good one, and without wires the two are equal."""
-    around = compare_around(GOOD, BAD, Wired, "1e-6", vary=["wires=-1..1"], episodes=50)
-    found = {place.options["wires"]: place.comparison.verdict for place in around.places}
-    assert [*found] == [-1.0, -0.5, 0.0, 0.5, 1.0]
-    assert (found[-1.0], found[0.0], found[1.0]) == ("better", "cannot tell", "worse")
-    assert (around.verdict, around.worst.options) == ("worse", {"wires": 1.0})
-    assert "worse at the worst of 5 places, wires = 1," in around.sentences[0]
-    rows = around.tables[0][1]
-    assert [row[0] for row in rows] == [f"wires = {wires:g}" for wires in found]
-    assert [row[-1] for row in rows] == [*found.values()]
-
-
-def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp_path: Path) -> None:
-    around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=2, error=0.25)
-    assert len(around.places) == 25
-    place = around.places[7]
-    assert place.options == {"wires": 0.625, "push": 0.5}
-    assert place.comparison == compare(GOOD, GOOD, place.comparison.env, "0.5", episodes=2, error=0.01)
-    assert "probability of at most 25%" in around.sentences[1]
-    assert [around.tables[1][0][-2], replace(place.comparison, error=0.002).tables[0][0][-2]] == [
-        "98% interval", "99.6% interval"
-    ]  # fmt: skip
-    page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
-    assert page.count("+0.0%") == 25
-    assert "Of the places: cannot tell at 25" in page
-
-
-def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [a_file(tmp_path / name) for name in ("old", "new")]
-    seen: list[Any] = []
-    monkeypatch.setattr(opening, "PolicyFile", lambda path: seen.append(str(path)) or PolicyFile(path))
-    assert len(compare_around(*files, Wired, vary=["wires=0..1"], episodes=2).places) == 5
-    assert sorted(seen) == sorted(files)
-
-
-def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
-    made, reset = (
-        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=4)
-        for name in ("wires", "reset.wires")
-    )
-    assert [place.comparison.rows for place in reset.places] == [place.comparison.rows for place in made.places]
-    assert not made.is_constant
-    unread = compare_around(GOOD, GOOD, Wired, vary=["reset.wind=0..1"], episodes=2)
-    assert "nothing differs between the places" in unread.sentences[-1]
-    with pytest.raises(UsageError, match="resets take no options; leave out --backend envpool"):
-        compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
-
-
-VALUES = {
-    "a=0..1": (0.0, 0.25, 0.5, 0.75, 1.0), "b=-2..2": (-2.0, -1.0, 0.0, 1.0, 2.0),
-    "c=0.1..0.5": (0.1, 0.2, 0.3, 0.4, 0.5), "d=50..100": (50.0, 62.0, 75.0, 88.0, 100.0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "values"), VALUES.items())
-def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
-    assert parse_variation(text) == (text[0], [*values])
-
-
-@pytest.mark.parametrize(
-    ("vary", "said"),
-    [
-        (["push"], "--vary is 'push'; it must be an option and a range"),
-        (["push=1"], "it must be an option and a range"),
-        (["push=0..inf"], "it must be an option and a range"),
-        (["2x=0..1"], "it must be an option and a range"),
-        (["reset.=0..1"], "it must be an option and a range"),
-        (["push=1..0"], "a range of numbers that ends above where it begins"),
-        (["push=0..1", "push=0..2"], "one or two options, each once"),
-        (["a=0..1", "b=0..1", "c=0..1"], "one or two options"),
-        (["wind=0..1"], "cannot be made: TypeError: .*unexpected keyword argument 'wind'"),
-    ],
-)
-def test_what_cannot_be_varied_is_one_sentence(vary: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        compare_around(GOOD, BAD, Wired, vary=vary)
-
-
-def test_an_option_that_the_name_sets_is_not_varied() -> None:
-    with pytest.raises(UsageError, match="sets reset_noise_scale itself"):
-        compare_around(
-            "halfcheetah", "halfcheetah", "HalfCheetah-v4?reset_noise_scale=0.2", vary=["reset_noise_scale=0..1"]
-        )
-
-
+# The page and the new policy's options --------------------------------------------------------------------------------
 @pytest.mark.parametrize("vary", [[], ["--vary", "g=1..10"]])
 def test_the_page_shows_the_map_and_films_the_worst_place(
     vary: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

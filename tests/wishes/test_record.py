@@ -4,10 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from people import PENDULUM, person, push
 
 from repolicy.envs.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
-from repolicy.wishes.record import Labels, Record, Step, windows
+from repolicy.priors.opening import open_agent
+from repolicy.readers.reading import Options
+from repolicy.wishes.learning_loop import record
+from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
@@ -108,3 +112,37 @@ def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: 
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(RepolicyError, match=why):
         Record.read(tmp_path / "r.jsonl")
+
+
+def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
+    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    whole = record(found, PENDULUM, path, 30, person(lambda o, a, acts: bool(o[0] > 0)))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:21]) + "\n" + lines[21][:40])
+    with pytest.raises(RepolicyError, match="add --resume"):
+        record(found, PENDULUM, path, 30, push)
+    again = record(found, PENDULUM, path, 30, push, resume=True)
+    assert len(again.person) == len(whole.person) == 30
+    assert np.array_equal(again.observation[:20], whole.observation[:20])
+    assert again.episode.tolist() == [0] * 20 + [1] * 10
+    with pytest.raises(RepolicyError, match="another policy or environment"):
+        RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
+
+
+def test_a_line_without_its_end_does_not_swallow_the_next_one(policy: Path, tmp_path: Path) -> None:
+    """The process was killed between a step's last character and the end of its line."""
+    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    record(found, PENDULUM, path, 3, push)
+    path.write_text(path.read_text().removesuffix("\n"))
+    assert record(found, PENDULUM, path, 5, push, resume=True).episode.tolist() == [0] * 3 + [1] * 2
+
+
+def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tmp_path: Path) -> None:
+    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    record(found, PENDULUM, path, 3, push)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    damaged = path.read_bytes()
+    with pytest.raises(FileError, match="line 2 is no line of a record"):
+        record(found, PENDULUM, path, 5, push, resume=True)
+    assert path.read_bytes() == damaged

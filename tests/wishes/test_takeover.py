@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from people import PENDULUM, person, push
 from tiny_envs import Endless
 from typed_commands import failed
 from typed_keys import Typed
 
 from repolicy.cli.main import main
 from repolicy.envs.wish_file import Features, open_wish
-from repolicy.errors import FileError, RepolicyError
+from repolicy.errors import RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -29,22 +29,7 @@ from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_w
 from repolicy.wishes.record import Labels, Record, RecordFile, Step
 from repolicy.wishes.takeover import Takeover
 
-PENDULUM = "Pendulum-v1"
 SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "evaluation_episodes": 1}
-
-
-def push(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
-    return np.array([1.5], np.float32)
-
-
-def person(wants: Callable[..., bool], act: Callable[..., Any] = push) -> Callable[..., Any]:
-    """Return a person who takes over by themselves."""
-
-    def one(observation: np.ndarray, proposed: np.ndarray) -> Any:
-        return act(observation, proposed)
-
-    one.wants = wants  # type: ignore[attr-defined]
-    return one
 
 
 def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
@@ -137,40 +122,6 @@ def test_a_dict_is_not_recorded() -> None:
 
     with pytest.raises(RepolicyError, match="FlattenObservation"):
         Takeover(Dicts(gymnasium.make(PENDULUM)), push)
-
-
-def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
-    whole = record(found, PENDULUM, path, 30, person(lambda o, a, acts: bool(o[0] > 0)))
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:21]) + "\n" + lines[21][:40])
-    with pytest.raises(RepolicyError, match="add --resume"):
-        record(found, PENDULUM, path, 30, push)
-    again = record(found, PENDULUM, path, 30, push, resume=True)
-    assert len(again.person) == len(whole.person) == 30
-    assert np.array_equal(again.observation[:20], whole.observation[:20])
-    assert again.episode.tolist() == [0] * 20 + [1] * 10
-    with pytest.raises(RepolicyError, match="another policy or environment"):
-        RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
-
-
-def test_a_line_without_its_end_does_not_swallow_the_next_one(policy: Path, tmp_path: Path) -> None:
-    """The process was killed between a step's last character and the end of its line."""
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
-    record(found, PENDULUM, path, 3, push)
-    path.write_text(path.read_text().removesuffix("\n"))
-    assert record(found, PENDULUM, path, 5, push, resume=True).episode.tolist() == [0] * 3 + [1] * 2
-
-
-def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tmp_path: Path) -> None:
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
-    record(found, PENDULUM, path, 3, push)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
-    damaged = path.read_bytes()
-    with pytest.raises(FileError, match="line 2 is no line of a record"):
-        record(found, PENDULUM, path, 5, push, resume=True)
-    assert path.read_bytes() == damaged
 
 
 def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tmp_path: Path) -> None:
