@@ -16,7 +16,7 @@ from experiments.one import Run, machine_info
 from repolicy.cli.main import errors_as_exit_codes
 from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import read_json
+from repolicy.files import read_json
 from repolicy.many.pool import Job, LocalProcess, connect_to_ray, run_jobs
 from repolicy.runs.result import Result
 

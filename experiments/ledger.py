@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError
-from repolicy.policies.storage import replace_nonfinite
+from repolicy.files import replace_nonfinite
 
 Row = dict[str, Any]
 

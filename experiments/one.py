@@ -23,8 +23,7 @@ from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
-from repolicy.loading import file_sum, read_json
-from repolicy.policies.storage import write_json
+from repolicy.files import file_sum, read_json, write_json
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.rql.customizing import Request as ResidualQLearning

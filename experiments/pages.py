@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from repolicy.loading import read_bytes
-from repolicy.policies.storage import write_bytes
+from repolicy.files import read_bytes, write_bytes
 
 Tables = dict[str, Callable[[], str]]
 

@@ -21,7 +21,7 @@ from repolicy.envs.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums, 
 from repolicy.envs.making import make_envs, match_observation
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import one_thread

@@ -21,7 +21,7 @@ from experiments.tables import read_ledger
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import RepolicyError
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

@@ -25,7 +25,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Row
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 
 ROBOTS = {  # mjlab's task, and its folder of runs
     "go1": ("Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"),

@@ -20,7 +20,7 @@ from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 from experiments.statistics import bootstrap_interval
 from experiments.tables import TABLES
 from repolicy import load_policy
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from tests.experiments.rows import row
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -16,8 +16,8 @@ import repolicy.rql
 
 SOURCE = Path(repolicy.__file__).parent
 
-ROW = ["errors", "text", "loading", "ranges", "objective", "objective_names", "policies", "readers", "priors", "envs"]
-ROW += ["runs", "prepare", "learning", "many", "report", "cli", "__main__"]
+ROW = ["errors", "text", "files", "loading", "ranges", "objective", "objective_names"]
+ROW += ["policies", "readers", "priors", "envs", "runs", "prepare", "learning", "many", "report", "cli", "__main__"]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
@@ -25,7 +25,7 @@ WINGS = {
     "wishes": [*BEFORE_MANY, "report"],
     "hosts": [*BEFORE_MANY, "report"],
     "exact": ["errors", "objective"],
-    "llm": ["errors", "text", "loading", "objective", "objective_names", "report"],
+    "llm": ["errors", "text", "files", "loading", "objective", "objective_names", "report"],
     "rql": BEFORE_MANY,
 }
 MOST_NAMES = 14  # behind one door

@@ -14,7 +14,7 @@ import torch
 from experiments.campaign import make_parser, measure_missing
 from experiments.ledger import Ledger, Row
 from repolicy.errors import UsageError
-from repolicy.policies.storage import write_bytes
+from repolicy.files import write_bytes
 
 Job = Mapping[str, Any]
 

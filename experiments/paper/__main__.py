@@ -17,8 +17,7 @@ from experiments.ledger import Ledger
 from experiments.one import Run
 from experiments.paper.runs import plan_runs
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import file_sum
-from repolicy.policies.storage import write_bytes
+from repolicy.files import file_sum, write_bytes
 from repolicy.runs.folder import RunFolder
 
 

@@ -13,7 +13,7 @@ from experiments.paper.results import Results
 from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import UsageError
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 
 COLORS = {  # the paper's own methods are green
     "No-Entropy": "#64748b",

@@ -1,14 +1,11 @@
-"""Load what the user names: objects (`module:name`, `file.py:name`), files, JSON.
+"""Load the objects that a user names: `module:name` or `file.py:name`.
 
 Only `load_object` imports code that a user names. For names found in files, `envs/trust.py` asks for trust first.
 """
 
-import hashlib
 import importlib
 import importlib.util
-import json
 import re
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import SourceFileLoader
@@ -17,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.text import suggest
 
 PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
@@ -131,33 +128,6 @@ def _definition(thing: Any) -> Any:
         own = {name: _definition(value) for name, value in vars(thing).items() if not isgetsetdescriptor(value)}
         return thing.__bases__, own
     return thing
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise one sentence where it is not JSON, or nested too deep."""
-    try:
-        return json.loads(read_bytes(path))
-    except RecursionError:
-        raise FileError(f"{path} cannot be read: it is nested too deep") from None
-    except ValueError as error:
-        raise FileError(f"{path} cannot be read: it is not JSON: {error}") from None
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file. (Reading a pipe or /dev/zero might never end.)"""
-    try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return path.read_bytes()
-    except FileNotFoundError:
-        raise FileError(f"there is no file {path}") from None
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
-    raise FileError(f"{path} cannot be read: it is no file")
-
-
-def file_sum(path: Path) -> str:
-    """Return the sha256 checksum of a file."""
-    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _import_module(name: str) -> Any:

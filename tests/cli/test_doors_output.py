@@ -21,6 +21,7 @@ import repolicy
 from repolicy.cli.inspection import inspect
 from repolicy.cli.policy_commands import _decimals
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.files import write_bytes
 from repolicy.objective import soft
 from repolicy.policies import storage
 from repolicy.policies.distributions import ActionSpace
@@ -179,7 +180,7 @@ def test_imitating_into_a_place_that_cannot_be_written_is_refused_before_the_fit
     with pytest.raises(FileError, match=sentence):
         imitation.imitate("d.npz", out)
     with pytest.raises(FileError, match=sentence):
-        storage.write_bytes(Path(out), b"")
+        write_bytes(Path(out), b"")
     assert sorted(path.name for path in Path().iterdir()) == ["d.npz", "folder", "taken"]
 
 

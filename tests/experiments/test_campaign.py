@@ -14,7 +14,7 @@ from experiments.one import Run
 from experiments.paper.__main__ import keep_prior
 from experiments.paper.runs import PlannedRun
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from repolicy.many.pool import Job
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

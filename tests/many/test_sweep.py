@@ -15,6 +15,7 @@ from tiny_envs import tiny
 from repolicy.cli.main import main
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.files import write_json
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sorted_omegas, sweep
 from repolicy.many.tradeoff import Point, SweepResult, knee
@@ -22,7 +23,6 @@ from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.storage import write_json
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.report.sweep_page import tradeoff_note

@@ -20,7 +20,7 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.live import LOCALHOST, LiveSession, parts, server, show

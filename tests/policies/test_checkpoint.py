@@ -1,8 +1,6 @@
 """Files on disk: what is read is what was written, and what is damaged, foreign or full is said in a sentence."""
 
-import ast
 import math
-import os
 import resource
 import signal
 from pathlib import Path
@@ -15,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_policies import SPECS, trained
 
-import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, save_policy
 from repolicy.policies.policy import frozen
-from repolicy.policies.storage import FORMAT, check_writable, read, write, write_bytes
+from repolicy.policies.storage import FORMAT, read, write
 from repolicy.priors.opening import load_policy, read_policy
 
 TENSORS = {
@@ -101,7 +98,6 @@ def test_a_format_of_the_future_asks_for_an_upgrade(tmp_path: Path, monkeypatch:
         read(tmp_path / "file", "policy")
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
 def test_a_limit_on_files_leaves_what_was_there(tmp_path: Path) -> None:
     """The same from the operating system itself: files of this process may not grow beyond 4,000 bytes."""
     path = tmp_path / "file"
@@ -117,62 +113,6 @@ def test_a_limit_on_files_leaves_what_was_there(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_process_that_dies_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_bytes(path, b"before")
-    child = os.fork()
-    if not child:
-        os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            write_bytes(path, b"after")
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert path.read_bytes() == b"before"
-    assert len([*tmp_path.iterdir()]) == 2  # what was being written lies beside it
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FileError, match=r"file/x cannot be written: (Not a directory|File exists)"):
-        write_bytes(tmp_path / "file" / "x", b"")
-
-
-def test_a_new_folder_that_another_process_uses_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "runs" / "mine" / "file"
-
-    def touch(temporary: Path) -> None:
-        (tmp_path / "runs" / "theirs").mkdir()
-
-    monkeypatch.setattr(Path, "touch", touch)
-    check_writable(path)
-    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["theirs"]
-
-
-BY_PARTS = {  # a folder of its own, or a text that grows
-    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/pool.py", "runs/folder.py: log"),
-    "wishes/record.py: __init__",
-    "policies/storage.py: write_bytes",
-}
-
-
-def test_whatever_else_writes_a_file_writes_it_whole() -> None:
-    """Else whoever reads it, or is killed, could find a half."""
-    source, found = Path(repolicy.__file__).parent, set()
-    for path in [path for path in source.rglob("*.py") if any(word in path.read_text() for word in ("open", "write_"))]:
-        for function in [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]:
-            for call in [each for each in ast.walk(function) if isinstance(each, ast.Call)]:
-                named = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-                words = [each.value for each in call.args if isinstance(each, ast.Constant)]
-                opens = named == "open" and any(set("wax+") & set(str(word)) for word in words)
-                if opens or (isinstance(call.func, ast.Attribute) and named in ("write_bytes", "write_text")):
-                    found.add(f"{path.relative_to(source)}: {function.name}")
-    assert not {each for each in found if each not in BY_PARTS and each.partition(":")[0] not in BY_PARTS}
 
 
 # Policies -------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from rich.console import Console
 
 import repolicy
 from repolicy.errors import FileError, UsageError
+from repolicy.files import write_json
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
-from repolicy.policies.storage import FORMAT, write_json
+from repolicy.policies.storage import FORMAT
 from repolicy.runs.callbacks import LINE_METRICS, PANEL_ROWS, Display, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request

@@ -52,8 +52,8 @@ class Compare(RunsPolicy):
     """A folder for a page with the verdict, the table and films; by default there is no page."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.files import check_writable
         from repolicy.many.varying import compare_around
-        from repolicy.policies.storage import check_writable
         from repolicy.report.compare_page import write_compare_report
         from repolicy.runs import one_thread
 

@@ -86,7 +86,7 @@ class Dial(Command):
 
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
         from repolicy.envs import addons_from_card, check_env, env_from_card
-        from repolicy.policies.storage import check_writable
+        from repolicy.files import check_writable
         from repolicy.priors import output_folder
         from repolicy.report.dial_page import as_dict, evaluate_positions, read_sweep_points, write_dial_report
 

@@ -98,8 +98,8 @@ class Evaluate(Command):
     """Seed of the sampling."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.files import check_writable, write_bytes
         from repolicy.llm import require_trl
-        from repolicy.policies.storage import check_writable, write_bytes
 
         require_trl()
         from repolicy.llm.models import MEASURES, evaluate

@@ -17,7 +17,7 @@ import numpy as np
 
 from repolicy.envs import env_maker, envpool_names, group_sizes, observed_parts, parse_env_name
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.loading import read_json
+from repolicy.files import read_json
 from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
 from repolicy.policies.storage import is_repolicy_file, read
 from repolicy.priors import (

@@ -100,7 +100,7 @@ def _run(arguments: list[str]) -> None:
     command = _parse_in_group(*arguments) if arguments[0] in GROUPS else _parse_command(arguments[0], arguments[1:])
     values = _execute(command)
     if command.json and is_main_process():
-        from repolicy.policies.storage import replace_nonfinite
+        from repolicy.files import replace_nonfinite
 
         print(json.dumps(replace_nonfinite(values)))
     elif hasattr(command, "text"):  # a command whose result is a text, such as a script

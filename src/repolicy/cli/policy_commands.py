@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Command, OpensPolicy, Positional, Repeated, RunsPolicy
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import read_json
+from repolicy.files import read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
 from repolicy.text import as_file_name, format_count, format_number
@@ -41,7 +41,7 @@ class Evaluate(RunsPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import addons_from_card, evaluate, limits_from_card, load_addon
-        from repolicy.policies.storage import write_json
+        from repolicy.files import write_json
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
 
@@ -106,8 +106,9 @@ class Render(RunsPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import env_from_card
+        from repolicy.files import write_bytes
         from repolicy.policies import read_card
-        from repolicy.policies.storage import is_repolicy_file, write_bytes
+        from repolicy.policies.storage import is_repolicy_file
         from repolicy.priors import PLAN_FILE, check_own_file_options, is_plan, read_policy, saved_policy_bytes
         from repolicy.report.movie import FORMATS, Shot, policy_path, render_films
 
@@ -247,7 +248,7 @@ def warn_of_unfinished(reference: str | Path) -> None:
 
 def _output_file(out: Path | None, path: Path, suffix: str) -> Path:
     """Return the file to write: `out`, or the policy's name with this suffix. Raise before the work if it cannot be."""
-    from repolicy.policies.storage import check_writable
+    from repolicy.files import check_writable
     from repolicy.priors import check_not_overwriting, output_folder
 
     out = out or output_folder(path) / f"{path.stem}{suffix}"

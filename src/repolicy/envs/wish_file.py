@@ -17,8 +17,9 @@ from torch import Tensor
 
 from repolicy.envs.step import Info
 from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
+from repolicy.files import check_shape
 from repolicy.loading import load_object
-from repolicy.policies.storage import check_shape, read, write
+from repolicy.policies.storage import read, write
 from repolicy.text import printable, strip_version
 
 REQUEST = re.compile(r"(?P<path>.+\.safetensors)(?:\(features=(?P<features>[^()]+)\))?")

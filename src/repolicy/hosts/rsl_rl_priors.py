@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from repolicy.errors import FileError, UsageError
+from repolicy.files import read_bytes
 from repolicy.hosts import priors
 from repolicy.hosts.priors import FlatPrior, HostPrior
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
-from repolicy.loading import read_bytes
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
 from repolicy.readers.context import agent_settings, parse_list, parse_numbers

@@ -23,6 +23,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
+from repolicy.files import write_bytes
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
 from repolicy.hosts.method import HostRollout, Method, accelerate_std, read_entry
@@ -50,7 +51,6 @@ from repolicy.hosts.steering import (
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
-from repolicy.policies.storage import write_bytes
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable

@@ -5,7 +5,6 @@ stores the objective and the prior's checksum. A run with another objective or p
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from repolicy.errors import UsageError, check_counts
+from repolicy.files import write_json
 from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
 
+IDENTITY = "repolicy.json"  # the file beside a model that describes its training
 # Values of PEFT's `init_lora_weights` that leave the base model's weights unchanged.
 BASE_PRESERVING_INITS = (True, False, "gaussian", "orthogonal", "eva")
 NO_REFERENCE_SYNC = (False, "the prior must not change; with True it follows the policy")
@@ -88,7 +89,7 @@ class ObjectiveMixin:
     FIXED_SETTINGS: tuple[str, ...] = ()  # settings that a resumed run must have unchanged, besides the objective
     REQUIRED_COLUMNS: tuple[str, ...]  # of a dataset
     objective: Objective
-    identity: dict[str, Any]  # content of `repolicy.json`
+    identity: dict[str, Any]  # content of the file `IDENTITY`
     memory: Remembered
     model: Any
     ref_model: Any
@@ -180,7 +181,7 @@ class ObjectiveMixin:
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             identity = self.identity | {"omega": self.trained_omega}
-            (folder / "repolicy.json").write_text(json.dumps(identity) + "\n")
+            write_json(folder / IDENTITY, identity)
 
 
 class ReferenceMixin(ObjectiveMixin):

@@ -17,7 +17,8 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
-from repolicy.llm.identity import check_sampling_counts, checksum
+from repolicy.files import read_json
+from repolicy.llm.identity import IDENTITY, check_sampling_counts, checksum
 from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
@@ -26,7 +27,7 @@ from repolicy.report.page import page, section, table
 from repolicy.report.verdict import student_t_p_value
 from repolicy.text import format_count
 
-IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
+ADAPTER = "adapter_config.json"
 GENERATION_BATCH = 64  # responses that a model writes in one batch of an evaluation
 PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may have been rounded before it was tuned
 
@@ -93,10 +94,10 @@ def read_identity(name: str) -> dict[str, Any]:
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
+    identity = read_json(file)
     try:
-        identity = json.loads(file.read_text())
         residual(identity["omega"], identity["alpha"])  # raises if one of them is no valid weight
-    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+    except (KeyError, TypeError, UsageError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
     if identity.get("method") == "QAdapterTrainer":
         raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")

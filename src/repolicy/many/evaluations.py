@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.envs import Evaluation, parse_env_name
 from repolicy.envs.addons import import_target
 from repolicy.errors import FileError
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from repolicy.policies.storage import checksum, read, write
 
 KIND = "evaluations"

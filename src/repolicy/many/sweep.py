@@ -15,14 +15,15 @@ from typing import Any
 from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addons import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
-from repolicy.loading import PYTHON, file_sum, read_bytes, read_json
+from repolicy.files import check_shape, file_sum, read_bytes, read_json, write_bytes, write_json
+from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.evaluations import code_sums, evaluations_sum, read_evaluations, write_evaluations
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
 from repolicy.policies import OBJECTIVE_SHAPE, Policy
-from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
+from repolicy.policies.storage import FORMAT
 from repolicy.prepare.checks import choose_weights, try_addon
 from repolicy.prepare.generative import open_start
 from repolicy.prepare.session import RequestOptions, complete_settings

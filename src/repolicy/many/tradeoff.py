@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
+from repolicy.files import replace_nonfinite
 from repolicy.objective import residual
 from repolicy.policies import Policy
-from repolicy.policies.storage import replace_nonfinite
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
 from repolicy.text import format_number
 

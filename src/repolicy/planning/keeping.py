@@ -17,12 +17,11 @@ import torch
 
 from repolicy.envs import TRUST_HINT, Envs, check_trust, env_from_card, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import read_json
+from repolicy.files import check_shape, check_writable, read_json, write_bytes, write_json
 from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, frozen, read_card, save_policy, trainable_copy
-from repolicy.policies.storage import check_shape, check_writable, write_bytes, write_json
 from repolicy.priors import PLAN_FILE, OpenedPolicy, Samples, fit, is_plan, saved_policy_bytes
 from repolicy.runs import one_thread, versions
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.files import write_bytes
 from repolicy.policies.file import policy_bytes
 from repolicy.policies.metadata import deployment_info, embed_in_onnx, torchscript_files
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, frozen
-from repolicy.policies.storage import write_bytes
 from repolicy.ranges import Dial
 
 Format = Literal["onnx", "torchscript"]

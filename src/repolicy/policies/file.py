@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.files import Shape, check_shape, write_bytes
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.storage import Shape, check_shape, is_repolicy_file, read, serialize, write, write_bytes
+from repolicy.policies.storage import is_repolicy_file, read, serialize, write
 from repolicy.ranges import MAX_DIALS, Dial
 from repolicy.text import printable
 

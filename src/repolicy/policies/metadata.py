@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
+from repolicy.files import check_shape
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import check_shape, checksum
+from repolicy.policies.storage import checksum
 
 FORMAT = 1
 ABOUT, POLICY = "repolicy.json", "policy.safetensors"

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from repolicy.envs import evaluate, match_observation, probe_env
 from repolicy.errors import UsageError, check_counts
+from repolicy.files import check_writable, write_bytes
 from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, make_policy, read_card, save_policy
 from repolicy.policies.export import onnx_graph
-from repolicy.policies.storage import check_writable, write_bytes
 from repolicy.prepare.cloning import initialize_from_samples
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError, describe_error, in_one_sentence
+from repolicy.files import write_bytes
 from repolicy.loading import load_object
 from repolicy.policies import TOLERANCE, Policy, read_decoder
 from repolicy.policies.export import MeanActionModule, onnx_graph, onnx_runner
-from repolicy.policies.storage import write_bytes
 from repolicy.priors.finding import cache_folder
 from repolicy.priors.opening import is_code
 from repolicy.priors.running import Session, check_trusted, inputs_named_noise, load_torchscript, row_size

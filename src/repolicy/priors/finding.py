@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import file_sum
-from repolicy.policies.storage import is_repolicy_file, write_bytes
+from repolicy.files import file_sum, write_bytes
+from repolicy.policies.storage import is_repolicy_file
 from repolicy.priors.hub import DOWNLOADED, download_policy, is_on_hub
 from repolicy.text import suggest
 

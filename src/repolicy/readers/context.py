@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.description import CannotCopyError, Linear, Normalizer, Perceptron, Std

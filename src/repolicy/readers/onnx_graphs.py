@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 from repolicy.readers.brax import BRAX_MIN_STD
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext

@@ -11,7 +11,7 @@ from typing import Any
 import safetensors.torch
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 from repolicy.policies import metadata
 from repolicy.policies.storage import SAFETENSORS, is_repolicy_file
 from repolicy.readers import brax, mapped, rllib, skrl, torchscript

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import UsageError
-from repolicy.loading import read_bytes
+from repolicy.files import read_bytes
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, Linear, Normalizer, PolicyDescription, Std
 from repolicy.readers.perceptrons import (

@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 from repolicy.envs import addons, parse_env_name
 from repolicy.errors import UsageError
-from repolicy.loading import file_sum, read_json
+from repolicy.files import check_shape, file_sum, read_json, replace_nonfinite, write_json
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
 from repolicy.objective import DIALED
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, read_card, save_policy
-from repolicy.policies.storage import FORMAT, check_shape, is_repolicy_file, replace_nonfinite, write_json
+from repolicy.policies.storage import FORMAT, is_repolicy_file
 from repolicy.priors import (
     How,
     decoder_bytes,

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.policies.storage import write_bytes
+from repolicy.files import write_bytes
 from repolicy.text import capitalize
 
 STYLE = (Path(__file__).parent / "page.css").read_text()

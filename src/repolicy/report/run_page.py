@@ -20,7 +20,7 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import Addon, Limit, combine_addons, with_weights
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import file_sum
+from repolicy.files import file_sum
 from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from repolicy.errors import UsageError
-from repolicy.policies.storage import write_bytes
+from repolicy.files import write_bytes
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import file_sum, read_bytes, read_json
+from repolicy.files import check_shape, file_sum, read_bytes, read_json, replace_nonfinite, write_bytes, write_json
 from repolicy.policies import OBJECTIVE_SHAPE, read_card
-from repolicy.policies.storage import FORMAT, check_shape, read, replace_nonfinite, write, write_bytes, write_json
+from repolicy.policies.storage import FORMAT, read, write
 from repolicy.runs.request import Request
 
 

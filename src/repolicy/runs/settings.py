@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import read_json
+from repolicy.files import read_json
 from repolicy.runs.machine import physical_cores, shares_memory
 from repolicy.text import suggest
 

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from repolicy.envs import check_plain, check_same_env, make_one_env, open_wish, parse_env_name
 from repolicy.errors import UsageError
+from repolicy.files import write_bytes
 from repolicy.policies import Policy, save_policy
-from repolicy.policies.storage import write_bytes
 from repolicy.priors import OpenedPolicy
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.page import page

@@ -27,9 +27,9 @@ from repolicy.envs import (
     to_env_numbers,
 )
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import file_sum, read_bytes
+from repolicy.files import check_shape, file_sum, read_bytes
 from repolicy.policies import Agent
-from repolicy.policies.storage import check_shape, read, write
+from repolicy.policies.storage import read, write
 from repolicy.text import format_count, printable
 from repolicy.wishes.inference import Theta
 from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative

@@ -10,8 +10,7 @@ import numpy as np
 
 from repolicy.envs import Features
 from repolicy.errors import FileError, UsageError, check_counts
-from repolicy.loading import read_bytes
-from repolicy.policies.storage import check_shape, write_bytes
+from repolicy.files import check_shape, read_bytes, write_bytes
 from repolicy.readers.demonstrations import read_npz
 
 MAX_GROUP_SIZE, MIN_GROUPS = 16, 8  # windows per group, and number of groups
