@@ -101,6 +101,7 @@ def test_a_film_shows_the_planner(folder, monkeypatch):
             r"names code .*, add --trust \(in Python, trust=True\)$",
         ),
         ({"search": {"samples": 4}}, "has no 'horizon'"),
+        ({"prior": "0" * 64}, r"prior\.safetensors is not the prior of this planner"),
     ],
 )
 def test_a_folder_that_cannot_be_is_one_sentence(folder, tmp_path, change, why):

@@ -68,6 +68,11 @@ class EnvName:
         return 1 if self.decoder is None else int(self.decoder.chunk)
 
     @property
+    def is_judged_by_mean(self) -> bool:
+        """Whether a policy's mean action decides about it: nobody uses a generative policy with its mean noise."""
+        return self.decoder is None
+
+    @property
     def import_target(self) -> str:
         """The code that makes the environment, `module:name` or `file.py:name`; empty for an id."""
         return self.plain if ":" in self.plain else ""

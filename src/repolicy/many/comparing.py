@@ -267,8 +267,7 @@ def compare(
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
     agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
-    is_generative = parse_env_name(env).decoder is not None  # which is never used with its mean noise
-    kinds = ("sampled", "mean") if sampled or is_generative else ("mean", "sampled")
+    kinds = ("mean", "sampled") if parse_env_name(env).is_judged_by_mean and not sampled else ("sampled", "mean")
     is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}
     rounds = done = 0

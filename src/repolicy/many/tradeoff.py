@@ -34,7 +34,7 @@ class Point:
     @property
     def main_evaluation(self) -> Evaluation:
         """The evaluation that decides: with the mean action or, for a generative policy, with sampled noise."""
-        return self.sampled if parse_env_name(self.mean.env).decoder else self.mean
+        return self.mean if parse_env_name(self.mean.env).is_judged_by_mean else self.sampled
 
     def column(self, name: str) -> Column:
         """Return a quantity of the main evaluation; the KL is always of sampled actions."""

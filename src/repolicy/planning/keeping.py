@@ -1,12 +1,13 @@
 """Save a planner, as a folder or as a policy.
 
-A folder holds the planner's settings as JSON and its prior's file. A planner made from them gives the same numbers.
+A folder holds the planner's settings as JSON, with the checksum of its prior's file, and that file. A planner made from them gives the same numbers.
 
 A policy is a student that begins as the prior and is fitted to the planner's actions. In the first round the planner
 acts. In later rounds the student acts and the planner labels its states, so that the student learns to correct its own
 mistakes (DAgger). The planner continues from its previous plan in either case.
 """
 
+import hashlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, fields
@@ -17,7 +18,7 @@ import torch
 
 from repolicy.envs import TRUST_HINT, Envs, check_trust, env_from_card, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.files import check_shape, check_writable, read_json, write_bytes, write_json
+from repolicy.files import check_shape, check_writable, file_sum, read_json, write_bytes, write_json
 from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
@@ -31,8 +32,8 @@ SEARCH = {
     "closed": bool, "warm": bool, "discount": float, "seed": int,
 }  # fmt: skip
 SHAPE = {
-    "format": int, "request": {"env": str, "addons": [str]}, "omega": float, "states": float, "value": bool,
-    "learned?": bool, "search": SEARCH,
+    "format": int, "prior": str, "request": {"env": str, "addons": [str]}, "omega": float, "states": float,
+    "value": bool, "learned?": bool, "search": SEARCH,
 }  # fmt: skip
 
 
@@ -48,8 +49,10 @@ def save_planner(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
     if unsaved := find_session_only([made.env, *made.addons]):
         raise UsageError(f"{unsaved} lives in this Python session alone: write it into a file")
+    prior = saved_policy_bytes(made.saved)
     values = {
         "format": FORMAT,
+        "prior": hashlib.sha256(prior).hexdigest(),
         "request": {"env": made.env, "addons": list(made.addons)},
         "omega": made.score.omega,
         "states": made.score.states,
@@ -57,7 +60,7 @@ def save_planner(made: Planned, folder: Path) -> None:
         "learned": isinstance(made.model, LearnedModel),
         "search": {name: value for name, value in asdict(made.search).items() if value is not None},
     }
-    write_bytes(folder / PRIOR, saved_policy_bytes(made.saved))
+    write_bytes(folder / PRIOR, prior)
     write_json(folder / PLAN_FILE, values)
 
 
@@ -68,6 +71,8 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    if values["prior"] != file_sum(folder / PRIOR):
+        raise FileError(f"{folder / PRIOR} is not the prior of this planner: save the planner again")
     addons = values["request"]["addons"]
     # A user cannot name the environment and the add-ons in another way here, so the remedy is to trust the folder.
     check_trust(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_HINT)

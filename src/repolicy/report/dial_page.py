@@ -220,7 +220,7 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
     """
     path = sweep / "sweep.json"
     content = read_json(path)
-    action = "mean_action" if parse_env_name(env).decoder is None else "sampled_action"  # as `Point.main_evaluation`
+    action = "mean_action" if parse_env_name(env).is_judged_by_mean else "sampled_action"
     point_shape = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
     check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point_shape]}, str(path))
     swept = content["request"]

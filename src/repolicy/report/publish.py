@@ -50,8 +50,7 @@ def push(
         api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {format_count(episodes, 'episode')}")
     with one_thread():
-        # With the kind of action that decides, as in `deciding_first`.
-        deterministic = parse_env_name(env).decoder is None
+        deterministic = parse_env_name(env).is_judged_by_mean
         evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic=deterministic)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)

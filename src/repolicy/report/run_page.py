@@ -262,11 +262,9 @@ def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> 
 
 
 def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
-    """Return both kinds of action, the one that decides first.
-
-    This is the mean action, but sampled noise for a generative policy: nobody uses such a policy with mean noise.
-    """
-    return (sampled, mean) if parse_env_name(next(iter(mean.values())).env).decoder else (mean, sampled)
+    """Return both kinds of action, the one that decides first."""
+    env = next(iter(mean.values())).env
+    return (mean, sampled) if parse_env_name(env).is_judged_by_mean else (sampled, mean)
 
 
 def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
