@@ -17,7 +17,7 @@ from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
 from repolicy.envs import evaluation
-from repolicy.prepare import cloning, diagnosis, generative, imitation, weights, worth
+from repolicy.prepare import cloning, diagnosis, flows, generative, imitation, weights, worth
 from repolicy.priors import fitting
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -86,8 +86,8 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "in Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2" in evaluated
     steps = {"observations": np.zeros((200, 17)), "actions": np.zeros((200, 6)), "ended": np.arange(200) % 50 == 49}
     np.savez("cheetah.npz", **steps)
-    monkeypatch.setattr(imitation, "FLOW_STEPS", 2)
-    monkeypatch.setattr(imitation, "onnx_graph", quick_graph)
+    monkeypatch.setattr(flows, "STEPS", 2)
+    monkeypatch.setattr(flows, "onnx_graph", quick_graph)
     assert "--noise 24 --chunk 4 --env HalfCheetah-v4" in run_all(capsys, fitted, monkeypatch)[0]
 
 

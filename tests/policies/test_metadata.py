@@ -22,9 +22,9 @@ from repolicy.policies.metadata import ABOUT, POLICY, deployment_info, fingerpri
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, make_policy
-from repolicy.prepare import imitation
+from repolicy.prepare import flows
+from repolicy.prepare.flows import Flow
 from repolicy.prepare.generative import standard_normal
-from repolicy.prepare.imitation import Flow
 from repolicy.priors.decoders import export_composed, load_decoder
 from repolicy.ranges import Dial
 from repolicy.readers.reading import Options
@@ -120,7 +120,7 @@ def test_onnx_acts_like_the_policy(graphs: Path) -> None:
 
 
 def test_a_flow_and_a_policy_that_chooses_its_noise_are_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "EULER_STEPS", 2)
+    monkeypatch.setattr(flows, "EULER_STEPS", 2)
     seen, noise, file = torch.randn(50, 1), torch.randn(50, 6), tmp_path / "flow.onnx"
     flow = Flow(seen, torch.randn(50, 6), (8,)).eval().requires_grad_(False)
     file.write_bytes(onnx_graph(flow, (seen[:2], noise[:2])))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.policies.export import onnx_runner
-from repolicy.prepare import imitation
+from repolicy.prepare import flows
+from repolicy.prepare.flows import Flow, FlowFit, fit_flow, imitate_flow, split_into_chunks
 from repolicy.prepare.generative import standard_normal
-from repolicy.prepare.imitation import Flow, FlowFit, fit_flow, imitate_flow, split_into_chunks
 from repolicy.priors import decoders
 from repolicy.priors.decoders import export_composed, load_decoder
 from repolicy.readers.demonstrations import Demonstrations
@@ -48,8 +48,8 @@ def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
 @pytest.mark.long
 def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""
-    monkeypatch.setattr(imitation, "FLOW_STEPS", 1500)
-    monkeypatch.setattr(imitation, "FLOW_LEARNING_RATE", 3e-3)
+    monkeypatch.setattr(flows, "STEPS", 1500)
+    monkeypatch.setattr(flows, "LEARNING_RATE", 3e-3)
     generator = torch.Generator().manual_seed(0)
     observations = torch.rand(4000, 1, generator=generator)
     sides = torch.where(torch.rand(4000, 1, generator=generator) < 0.75, 1.0, -1.0)
@@ -75,9 +75,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FlowFit, Flow]:
     """A graph of a flow, and the flow itself."""
     kept, file = [], tmp_path_factory.mktemp("flow") / "flow.onnx"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(imitation, "FLOW_STEPS", 20)
-        patch.setattr(imitation, "onnx_graph", quick_graph)
-        patch.setattr(imitation, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
+        patch.setattr(flows, "STEPS", 20)
+        patch.setattr(flows, "onnx_graph", quick_graph)
+        patch.setattr(flows, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
         return imitate_flow(demonstrations(ACTIONS, [99]), file, chunk=3, hidden=(16,)), kept[0]
 
 

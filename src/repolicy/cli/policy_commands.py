@@ -302,7 +302,7 @@ class Imitate(Command):
         return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
 
     def _fit_flow(self) -> dict[str, Any]:
-        from repolicy.prepare.imitation import FLOW_STEPS, imitate_flow
+        from repolicy.prepare.flows import STEPS, imitate_flow
         from repolicy.runs import one_thread
 
         if self.state_std:
@@ -311,7 +311,7 @@ class Imitate(Command):
         with one_thread(), terminal.status("fitting") as status:
             result = imitate_flow(
                 self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
-                progress=lambda step: status.update(f"fitting: step {step:,} of {FLOW_STEPS:,}"),
+                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
             )  # fmt: skip
         words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
         words += ["--env", self.env or "ENV", "--addon", "NAME"]

@@ -1,6 +1,7 @@
 """Save a planner, as a folder or as a policy.
 
-A folder holds the planner's settings as JSON, with the checksum of its prior's file, and that file. A planner made from them gives the same numbers.
+A folder holds the planner's settings as JSON, with the checksum of its prior's file, and that file. A planner made from
+them gives the same numbers.
 
 A policy is a student that begins as the prior and is fitted to the planner's actions. In the first round the planner
 acts. In later rounds the student acts and the planner labels its states, so that the student learns to correct its own
