@@ -36,7 +36,7 @@ def wish_rewards(step: Step, wish: Addon) -> np.ndarray:
 def play_first_episodes(envs: Any, act: Act, wish: Addon) -> np.ndarray:
     """Return each wish's return in the first episode of each environment, `[W, N]`."""
     observations, running = envs.reset(), np.ones(envs.count, bool)
-    returns = np.zeros((len(wish.names), envs.count))
+    returns = np.zeros((len(wish.terms), envs.count))
     while running.any():
         step = envs.step(act(observations))
         returns += running * wish_rewards(step, wish)

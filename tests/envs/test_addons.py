@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.addons import check_env, combine_addons, requests_of
+from repolicy.envs.addon_names import requests_of
+from repolicy.envs.addons import check_env, combine_addons
 from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
@@ -81,7 +82,7 @@ def test_none_at_all_is_zero() -> None:
 def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
     addon = combine_addons([request_])
     assert addon.metric_name == name
-    np.testing.assert_allclose(addon.metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), expected, rtol=1e-6)
+    np.testing.assert_allclose(addon.metric_values(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), expected, rtol=1e-6)
 
 
 def test_a_users_own_lies_in_any_folder(tmp_path: Path) -> None:
@@ -123,13 +124,13 @@ def test_functions_that_copied_one_name_are_several() -> None:
 
 def test_a_metric_is_checked_like_a_reward() -> None:
     with pytest.raises(UsageError, match="the add-on's metric 'mean <lambda>' returned (shape|one number)"):
-        combine_addons([tiny("badly_told")]).metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+        combine_addons([tiny("badly_told")]).metric_values(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 def test_a_users_own() -> None:
     addon = combine_addons([tiny("stay_near") + "=0.5"])
     np.testing.assert_allclose(addon.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), -0.5 * NEXT[..., 0] ** 2)
-    assert addon.metric_source is None
+    assert addon.metric is None
 
 
 def test_a_users_own_metric(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_users_own_metric(tmp_path: Path) -> None:
     )
     addon = combine_addons([f"{tmp_path}/mine.py:quiet"])
     assert addon.metric_name == "mean loudness"
-    assert addon.metric(Transitions(OBSERVATIONS, ACTIONS - 1, NEXT, INFO)).tolist() == [[8.0] * 3] * 2
+    assert addon.metric_values(Transitions(OBSERVATIONS, ACTIONS - 1, NEXT, INFO)).tolist() == [[8.0] * 3] * 2
 
 
 def test_joints_are_where_gymnasium_says() -> None:
@@ -192,7 +193,7 @@ def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
     steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)
     assert addon.reward(steps).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
     assert addon.reward(Transitions(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)})).shape == (3,)
-    assert addon.metric(steps).tolist() == NEXT[..., 0].tolist()
+    assert addon.metric_values(steps).tolist() == NEXT[..., 0].tolist()
 
 
 def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> None:

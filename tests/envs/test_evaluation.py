@@ -12,8 +12,8 @@ from tiny_envs import Counter, LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combine_addons
-from repolicy.envs.addons import parse_limits as limits_of
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
+from repolicy.envs.limits import parse_limits as limits_of
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError

@@ -66,7 +66,7 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
         mock.patch.object(names, "load_object", load),
         mock.patch.object(names, "suggest", return_value=""),  # of thousands of names, at each name that is none
     ):
-        for kind, use in (("addons", addons.parse), ("env", names.env_maker)):
+        for kind, use in (("addons", addons.load_term), ("env", names.env_maker)):
             try:
                 check_trust("file", False, **{kind: [name] if kind == "addons" else name})
                 use(name)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from typed_commands import failed
 
-from repolicy.envs.addons import Limit, check_env, combine_addons, dials, import_target, with_weights
+from repolicy.envs.addon_names import dials, import_target, with_weights
+from repolicy.envs.addons import check_env, combine_addons
+from repolicy.envs.limits import Limit
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.trust import check_trust
 from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish

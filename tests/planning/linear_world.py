@@ -5,7 +5,7 @@ import torch
 from known_optimum import ALPHA, DISCOUNT, WISH_CONTROL_COST, WISH_STATE_COST, as_policy, optimum, wish
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST
 
-from repolicy.envs.addons import Addon
+from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.exact import (
     LinearQuadratic,
     LinearQuadraticOptimum,
@@ -53,7 +53,7 @@ def planner(alpha: float = 0.1, discount: float = DISCOUNT, model: LinearModel |
     def value(observations: np.ndarray) -> np.ndarray:
         return (found.value(torch.from_numpy(observations).double()) - found.constant).numpy()
 
-    score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, value)
+    score = Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, discount, None, value)
     given = {"samples": 2000, "horizon": 3, "knots": 0, "noise": 1.0, "temperature": alpha, "discount": discount}
     return Planner(as_policy(PRIOR), model or LinearModel(), score, Search(**given | search))
 

@@ -15,7 +15,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.envs import make_one_env
-from repolicy.envs.addons import Addon
+from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.planning import asking
@@ -200,7 +200,7 @@ def test_falls_are_as_frequent_in_what_is_to_come_as_they_are(limit):
 
 def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
     monkeypatch.setattr("repolicy.planning.value.BLOCKS", 2)
-    prior, score = as_policy(PRIOR), Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, 0.9, None, None)
+    prior, score = as_policy(PRIOR), Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, 0.9, None, None)
     with pytest.raises(UsageError, match="cut before 100 steps"):  # after 8
         fitted_value(prior, rollouts_in(prior, tiny("LinearQuadratic"), 0), score)
 
@@ -234,7 +234,7 @@ def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
     monkeypatch.setattr("repolicy.planning.value.BLOCKS", 8)
     discount, gain = 0.2, float(PRIOR.gain)
-    score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, None)
+    score = Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, discount, None, None)
     prior = as_policy(PRIOR)
     found = fitted_value(prior, rollouts_in(prior, tiny("LinearQuadratic"), 0), score)
     curve = (WISH_STATE_COST + WISH_CONTROL_COST * gain**2) / (1.0 - discount * (DYNAMICS - CONTROL * gain) ** 2)

@@ -9,7 +9,7 @@ from known_optimum import as_policy
 from linear_world import PRIOR, augmented, first_action, looked, nothing, planner
 from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 
-from repolicy.envs.addons import Addon
+from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model
@@ -51,7 +51,7 @@ def test_without_a_wish_the_maximum_entropy_plan_is_the_prior_itself(family, hor
     torch.nn.init.zeros_(prior.network.weights[-1])  # the same in each state
     prior.network.biases[-1].data.fill_(0.5)
     prior.log_std.data.fill_(-0.5)
-    score = Score(Addon(("nothing",), (nothing,), (1.0,)), 1.0, 0.0, 1.0, None, None)
+    score = Score(Addon((AddonTerm("nothing", nothing),)), 1.0, 0.0, 1.0, None, None)
     found = looked(replace(made, prior=prior, score=score))
     for step in found.deviations[0, :, :, 0].T:
         mean = found.weights[0] @ step

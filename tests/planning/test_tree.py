@@ -14,7 +14,7 @@ from typed_commands import failed
 import repolicy
 from repolicy.cli.main import main
 from repolicy.envs import evaluation
-from repolicy.envs.addons import Addon
+from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.envs.batches import GymnasiumEnvs, clone_env
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.envs.names import env_name
@@ -79,7 +79,7 @@ def wish(sign: float):
 
 
 def planner(env: type, omega: float, alpha: float, sign: float, samples: int, **score) -> Planner:
-    asked = Score(Addon(("wish",), (wish(sign),), (1.0,)), omega, 0.0, DISCOUNT, None, None)
+    asked = Score(Addon((AddonTerm("wish", wish(sign)),)), omega, 0.0, DISCOUNT, None, None)
     search = Search(samples=samples, horizon=HORIZON, temperature=alpha)
     return Planner(prior(), CopyModel(f"{__name__}:{env.__name__}"), replace(asked, **score), search)
 

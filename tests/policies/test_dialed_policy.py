@@ -16,7 +16,7 @@ from typed_commands import failed, refused
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.cli.inspection import inspect
-from repolicy.envs.addons import dials, with_weights
+from repolicy.envs.addon_names import dials, with_weights
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize

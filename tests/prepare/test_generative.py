@@ -120,7 +120,7 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
     counts = np.stack([chunk.counts for chunk in rollout.chunks])
     assert 0 < (~counts).sum() < counts.size / 2
     paid = rollout.per_decision(addon.reward(rollout.transitions))
-    means = rollout.per_decision(addon.metric(rollout.transitions), mean=True)
+    means = rollout.per_decision(addon.metric_values(rollout.transitions), mean=True)
     summed = 0.0
     for (t, n), found in np.ndenumerate(paid):
         chunk, lasts = rollout.chunks[t], counts[t, :, n].sum()  # the steps that count are the first ones

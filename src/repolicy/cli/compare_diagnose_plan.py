@@ -100,7 +100,7 @@ class Diagnose(OpensPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import check_env, combine_addons, env_from_card, with_observation_roles
-        from repolicy.envs.addons import describe_clipped_weights, with_clipped_weights
+        from repolicy.envs.addon_names import describe_clipped_weights, with_clipped_weights
         from repolicy.policies import origin_notes
         from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_from_card

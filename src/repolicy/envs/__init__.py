@@ -1,7 +1,8 @@
 """Batches of environments behind one `Step`, add-ons, rollouts and evaluations."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.envs.addons import Addon, Limit, Wish, check_env, combine_addons, load_addon, parse_limits
+from repolicy.envs.addon_names import Wish
+from repolicy.envs.addons import Addon, check_env, combine_addons, load_addon
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos
 from repolicy.envs.evaluation import (
     BLOCK_STEPS,
@@ -16,6 +17,7 @@ from repolicy.envs.evaluation import (
     resolve_backend,
     run_episodes,
 )
+from repolicy.envs.limits import Limit, parse_limits
 from repolicy.envs.making import (
     Spaces,
     critic_size,
@@ -70,4 +72,4 @@ from repolicy.envs.wish_file import (
 )
 from repolicy.envs.wrapped import DialedEnvs, DialPositions
 
-__all__ = ["addons", "registered"]
+__all__ = ["addon_names", "registered"]

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import Addon, Limit, Wish, load_addon, parse_limits
+from repolicy.envs.addon_names import Wish
+from repolicy.envs.addons import Addon, load_addon
+from repolicy.envs.limits import Limit, parse_limits
 from repolicy.envs.making import make_envs, match_observation, open_policy_in_env, place_prior
 from repolicy.envs.names import EnvLike, env_name, parse_env_name
 from repolicy.envs.rollout import Collector, Rollout
@@ -324,8 +326,8 @@ def step_quantities(
     if addon is not None:
         rewards = [rollout.per_decision(reward) for reward in addon.weighted_rewards(rollout.transitions)]
         quantities["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-        if addon.metric_source:
-            quantities["metric"] = rollout.per_decision(addon.metric(rollout.transitions))
+        if addon.metric:
+            quantities["metric"] = rollout.per_decision(addon.metric_values(rollout.transitions))
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             quantities[OF_ADDON + title] = quantities.get(OF_ADDON + title, 0.0) + reward
     quantities |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}

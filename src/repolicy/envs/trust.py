@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import addons as wishes
 from repolicy.envs import names
+from repolicy.envs.addon_names import import_target
+from repolicy.envs.limits import Limit
 from repolicy.errors import UsageError
 from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
@@ -34,9 +35,9 @@ def check_trust(
     if trust:
         return
     refused_env = [env] if env is not None and _needs_trust(env) else []
-    refused_addons = [name for name in addons if wishes.import_target(name) not in ("", *PACKAGE_CODE)]
+    refused_addons = [name for name in addons if import_target(name) not in ("", *PACKAGE_CODE)]
     if refused := refused_env + refused_addons:
-        opens_files_only = all(":" not in wishes.import_target(name) for name in refused)
+        opens_files_only = all(":" not in import_target(name) for name in refused)
         what = "a file that would be opened" if opens_files_only else "code that would be run"
         message = f"{path} names {what}: {' and '.join(printable(name, 200) for name in refused)}"
         raise UsageError(f"{message}; {remedy.format(option='env' if refused_env else 'addon')}")
@@ -66,7 +67,7 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
 def limits_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
     """Return the limits that the policy was held to. Raises if one is code, unless the file is trusted."""
     limits = tuple(card.get("request", {}).get("limits", ()))
-    check_trust(path, trust, addons=[wishes.Limit.of(limit).name for limit in limits], remedy=TRUST_HINT)
+    check_trust(path, trust, addons=[Limit.of(limit).name for limit in limits], remedy=TRUST_HINT)
     return limits
 
 

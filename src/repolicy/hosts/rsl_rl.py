@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
+from repolicy.envs import addon_names, combine_addons
 from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
@@ -104,7 +104,7 @@ class ResidualPPO(PPO):
         if self.adapts:
             storage.mini_batch_generator = partial(self._minibatches_until_target_kl, storage.mini_batch_generator)
         self.addon = addon = addon and str(addon)
-        self.wish = addons.combine_addons([addon]) if addon and addons.import_target(addon) else None
+        self.wish = combine_addons([addon]) if addon and addon_names.import_target(addon) else None
         priors.check_objective(steering.objective, has_prior=prior is not None)
         self.prior, self._prior_label = None, priors.prior_label(prior)
         if prior is not None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repolicy.envs import Addon, Rollout, addons
+from repolicy.envs import Addon, Rollout, addon_names, combine_addons
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies import ConditionedPolicy, Distribution, FilmMlp, Mlp, Policy, moment_sums
@@ -51,7 +51,7 @@ class FixedTerms:
 
     def __init__(self, request: Request) -> None:
         self.settings = request.settings
-        self.addon = addons.combine_addons(request.addons) if request.objective.reads_addon else None
+        self.addon = combine_addons(request.addons) if request.objective.reads_addon else None
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, Mlp]:
         """Return the actor and a new critic; `critic_size` is 0 where the critic sees what the policy sees."""
@@ -183,19 +183,19 @@ class DialedTerms(Parts):
     """Terms or add-ons with ranges of weights, in `DialedEnvs`."""
 
     def __init__(self, request: Request) -> None:
-        pairs = [(addon, addons.dials([addon])) for addon in request.addons]
+        pairs = [(addon, addon_names.dials([addon])) for addon in request.addons]
         fixed = [addon for addon, dials in pairs if not dials]
         addon_dials = [dial.name for _, dials in pairs for dial in dials]
         has_fixed = bool(fixed) or request.objective.reads_basic
         super().__init__(request.settings, request.objective, request.dials, addon_dials, has_fixed)
         # Evaluations use one add-on, with each dialed weight in the middle of its range.
-        self.addon = addons.combine_addons(addons.with_weights(request.addons))
-        self.fixed_addon = addons.combine_addons(fixed) if has_fixed else None
+        self.addon = combine_addons(addon_names.with_weights(request.addons))
+        self.fixed_addon = combine_addons(fixed) if has_fixed else None
         self.dialed_addons: dict[str, Addon] = {}
         for addon, dials in pairs:
             for dial in dials:
-                unweighted = addons.with_weights([addon], {dial.name: 1.0})
-                self.dialed_addons[dial.name] = addons.combine_addons(unweighted)
+                unweighted = addon_names.with_weights([addon], {dial.name: 1.0})
+                self.dialed_addons[dial.name] = combine_addons(unweighted)
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
         """Return the actor, which is the given policy at every place on the dials, and a new critic."""

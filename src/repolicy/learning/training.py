@@ -9,7 +9,8 @@ from repolicy.envs import (
     EPISODE_CAP,
     EnvLike,
     Watchdog,
-    addons,
+    Wish,
+    addon_names,
     parse_env_name,
     with_observation_roles,
     with_observed_keys,
@@ -46,7 +47,7 @@ def train(
     out: str | Path | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
-    addon: addons.Wish = (),
+    addon: Wish = (),
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -96,7 +97,7 @@ def train(
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
         if objective.reads_states:
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
-        if objective.dials or addons.dials(options.addons):
+        if objective.dials or addon_names.dials(options.addons):
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, decision.settings, options.addons)
         check_request(request)
@@ -107,7 +108,7 @@ def train(
 
 def customize(
     prior: str | Path | Policy | Result | Prior | MeanFunction,
-    addon: addons.Wish = (),
+    addon: Wish = (),
     objective: Objective | None = None,
     out: str | Path | None = None,
     settings: Settings | Mapping[str, Any] | None = None,

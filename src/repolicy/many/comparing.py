@@ -18,15 +18,18 @@ import torch
 
 from repolicy.envs import (
     BLOCK_STEPS,
+    Addon,
     Backend,
     Collector,
     EnvLike,
     Evaluation,
+    Wish,
     addons_from_card,
     check_fit,
     check_is_agent,
     env_from_card,
     env_name,
+    load_addon,
     make_envs,
     match_observation,
     open_policy_in_env,
@@ -37,7 +40,6 @@ from repolicy.envs import (
     run_episodes,
     with_observed_keys_of,
 )
-from repolicy.envs.addons import Addon, Wish, load_addon
 from repolicy.errors import UsageError, check_counts
 from repolicy.many.bets import (
     VERDICT_ORDER,

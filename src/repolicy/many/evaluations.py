@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs import Evaluation, parse_env_name
-from repolicy.envs.addons import import_target
+from repolicy.envs.addon_names import import_target
 from repolicy.errors import FileError
 from repolicy.files import file_sum
 from repolicy.policies.storage import checksum, read, write

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
-from repolicy.envs.addons import dials
+from repolicy.envs.addon_names import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
 from repolicy.files import check_shape, file_sum, read_bytes, read_json, write_bytes, write_json
 from repolicy.loading import PYTHON

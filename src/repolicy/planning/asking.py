@@ -12,8 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, EnvLike, Rollout, check_fit, check_plain, env_name, make_envs, probe_env
-from repolicy.envs.addons import Addon, Wish, check_env, combine_addons, requests_of
+from repolicy.envs import (
+    Addon,
+    Collector,
+    EnvLike,
+    Rollout,
+    Wish,
+    check_env,
+    check_fit,
+    check_plain,
+    combine_addons,
+    env_name,
+    make_envs,
+    probe_env,
+)
+from repolicy.envs.addon_names import requests_of
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel

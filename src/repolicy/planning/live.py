@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Transitions, action_space, make_one_env, merge_infos, to_env_actions
+from repolicy.envs import Addon, Transitions, action_space, make_one_env, merge_infos, to_env_actions
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import save_planner
@@ -108,11 +108,12 @@ class LiveSession:
                 if name not in settings or not isinstance(value, int | float) or not np.isfinite(value):
                     raise UsageError(f"{name!r} is no slider, or {value!r} no number")
                 settings[name] = min(max(value, self._sliders[name][0]), self._sliders[name][1])
-            addon = replace(planner.score.addon, weights=tuple(settings[wish] for wish in self._wishes))
+            terms = zip(planner.score.addon.terms, self._wishes, strict=True)
+            addon = Addon(tuple(replace(term, weight=settings[wish]) for term, wish in terms))
             score = replace(planner.score, omega=settings["omega"], states=settings.get("states", 0.0), addon=addon)
             search = replace(planner.search, samples=int(settings["samples"]), horizon=int(settings["horizon"]))
-            addons = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
-            self.planner = replace(planner, score=score, search=search, addons=tuple(addons))
+            addons = tuple(f"{term.name}={term.weight!r}" for term in addon.terms)
+            self.planner = replace(planner, score=score, search=search, addons=addons)
             self._begin()
             self._means = {}
 

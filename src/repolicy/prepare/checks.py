@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from repolicy.envs import addons, parse_limits, probe_env
+from repolicy.envs import addon_names, check_env, combine_addons, parse_limits, probe_env
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
@@ -35,14 +35,14 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         if not np.isfinite(rollout.basic).all():
             raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
         notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
-    for name in addons.with_weights(request.addons):
-        addon = addons.combine_addons([name])
+    for name in addon_names.with_weights(request.addons):
+        addon = combine_addons([name])
         reward = addon.reward(rollout.transitions)
-        if addon.metric_source is not None:
-            addon.metric(rollout.transitions)
+        if addon.metric is not None:
+            addon.metric_values(rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
-            if any(addon.weights) and not reward.any() and (option := addons.enabling_option(name)):
+            if any(addon.weights) and not reward.any() and (option := addon_names.enabling_option(name)):
                 why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
             same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
             raise UsageError(f"add-on {name!r} {same}; {why}")
@@ -108,5 +108,5 @@ def check_budget(objective: Objective, settings: Settings) -> None:
 
 def check_wish(wishes: tuple[str, ...], env: str) -> None:
     """Raise where an add-on does not exist, or is not made for this environment."""
-    addons.combine_addons(addons.with_weights(wishes))
-    addons.check_env(wishes, env)
+    combine_addons(addon_names.with_weights(wishes))
+    check_env(wishes, env)

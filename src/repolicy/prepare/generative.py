@@ -15,8 +15,9 @@ from repolicy.envs import (
     Backend,
     Evaluation,
     Transitions,
-    addons,
+    addon_names,
     check_copies,
+    combine_addons,
     evaluate,
     find_session_only,
     make_envs,
@@ -134,7 +135,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
     It is evaluated at smaller noise scales, and as the best of several draws by the add-on. A last note says how many
     directions of the noise change the actions.
     """
-    weighted, seed = addons.with_weights(wishes), settings.seed
+    weighted, seed = addon_names.with_weights(wishes), settings.seed
     notes, evaluations = [], []
     for scale in NOISE_SCALES:
         policy = with_noise_scale(prior, scale) if scale else prior
@@ -147,7 +148,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
 
     label = f"the best of {BEST_OF_DRAWS} by the wish"
     try:
-        addon = addons.combine_addons(weighted)
+        addon = combine_addons(weighted)
         check_copyable(env, addon)
         episode_steps = evaluations[0].lengths.mean() * parse_env_name(env).chunk_length
         copy_steps = int(BEST_OF_DRAWS * episode_steps)

@@ -15,8 +15,9 @@ from repolicy.envs import (
     EnvLike,
     Limit,
     Wish,
-    addons,
+    addon_names,
     check_trust,
+    combine_addons,
     env_name,
     find_session_only,
     parse_env_name,
@@ -120,7 +121,7 @@ class RequestOptions:
     ) -> Self:
         """Return the options of a call: functions become names, and single values become tuples."""
         limits = (limits,) if isinstance(limits, str) else tuple(limits)
-        return cls("" if env is None else env_name(env), addons.requests_of(addon), limits, objective, sparse)
+        return cls("" if env is None else env_name(env), addon_names.requests_of(addon), limits, objective, sparse)
 
     def filled_from(self, before: Request | None) -> "RequestOptions":
         """Return a copy whose empty fields have the values of the earlier request."""
@@ -248,8 +249,8 @@ def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
         numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
             numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
-        for name in addons.with_weights(request.addons):
-            reward = addons.combine_addons([name]).reward(rollout.transitions)
+        for name in addon_names.with_weights(request.addons):
+            reward = combine_addons([name]).reward(rollout.transitions)
             numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
     return numbers
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probe_env
+from repolicy.envs import Collector, Rollout, addon_names, check_fit, combine_addons, make_envs, probe_env
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, Weight, task_reward
 from repolicy.policies import ActionSpace, Agent, Policy, make_policy
@@ -146,23 +146,23 @@ class EnvWeightFinder(WeightFinder):
 
     @property
     def wish(self) -> str:
-        return addons.describe_clipped_weights(self.wishes)
+        return addon_names.describe_clipped_weights(self.wishes)
 
     @property
     def has_dials(self) -> bool:
-        return bool(addons.dials(self.wishes))
+        return bool(addon_names.dials(self.wishes))
 
     def measure_worths(self) -> Worths:
         max_steps = int(MEASURING_SHARE * self.settings.steps)
         episodes = max(MIN_EPISODES, min(WORTH_EPISODES, max_steps // (2 * MAX_EPISODE_STEPS)))
         with one_thread():
-            wishes = addons.with_clipped_weights(self.wishes)
+            wishes = addon_names.with_clipped_weights(self.wishes)
             return measure_worths(self.prior, self.env, wishes, max_steps, self.settings.backend, episodes)
 
     def addon_rewards(self) -> np.ndarray:
         """Return the add-on's rewards in the trial steps, `[T, N]`."""
         rollout = self.trial_rollout
-        addon = addons.combine_addons(addons.with_weights(self.wishes))
+        addon = combine_addons(addon_names.with_weights(self.wishes))
         return rollout.per_decision(addon.reward(rollout.transitions))
 
     @cached_property
@@ -226,7 +226,7 @@ def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], sett
     steps = collect_trial(policy, env, settings)
     rewards = steps.basic
     if objective.reads_addon and wishes:
-        wished = steps.per_decision(addons.combine_addons(wishes).reward(steps.transitions))
+        wished = steps.per_decision(combine_addons(wishes).reward(steps.transitions))
         rewards = task_reward(objective, rewards, wished)
     return _alpha_for_rewards(rewards, policy.actions.width, "reward in trial steps")
 

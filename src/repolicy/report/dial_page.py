@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repolicy.envs import addons, parse_env_name
+from repolicy.envs import addon_names, combine_addons, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.files import check_shape, file_sum, read_json, replace_nonfinite, write_json
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
@@ -147,7 +147,7 @@ class DialedPolicy:
         if self.dials and "request" in card:
             weights = {name: value for name, value in values.items() if name in DIALED}
             objective = card["request"].get("objective", {}) | weights
-            wishes = [*addons.with_weights(card["request"].get("addons", ()), values)]
+            wishes = [*addon_names.with_weights(card["request"].get("addons", ()), values)]
             card["request"] = card["request"] | {"objective": objective, "addons": wishes}
         place: dict[str, Any] = {"values": values} if self.dials else {"at": position[0]}
         place |= {"how": self.method, "of": str(self.path), "sha256": self.checksum}
@@ -180,8 +180,8 @@ def evaluate_positions(
 
     A dialed add-on has the weight 1 at every position, so that positions can be compared.
     """
-    once = addons.with_weights(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
-    addon, prior = addons.combine_addons(once), require_prior(dial.saved, dial.path)
+    once = addon_names.with_weights(dial.addons, {each.name: 1.0 for each in addon_names.dials(dial.addons)})
+    addon, prior = combine_addons(once), require_prior(dial.saved, dial.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = evaluate_point(policy, prior, dial.env, addon, episodes)

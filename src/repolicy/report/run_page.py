@@ -11,14 +11,17 @@ from pathlib import Path
 from repolicy.envs import (
     EVALUATION_SEED,
     TRUST_HINT,
+    Addon,
     Backend,
     Evaluation,
+    Limit,
     check_trust,
+    combine_addons,
     evaluate,
     parse_env_name,
     probe_env,
 )
-from repolicy.envs.addons import Addon, Limit, combine_addons, with_weights
+from repolicy.envs.addon_names import with_weights
 from repolicy.errors import FileError, RepolicyError
 from repolicy.files import file_sum
 from repolicy.policies import SavedPolicy, read_card

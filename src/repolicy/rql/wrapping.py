@@ -22,7 +22,7 @@ from repolicy.envs import (
     merge_infos,
     observation_size,
 )
-from repolicy.envs.addons import requests_of
+from repolicy.envs.addon_names import requests_of
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
 from repolicy.objective_names import check_supported

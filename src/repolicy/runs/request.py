@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
-from repolicy.envs import HasSpaces, addons
+from repolicy.envs import HasSpaces, addon_names
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import objective_name
@@ -35,7 +35,7 @@ class Request:
     @property
     def dials(self) -> tuple[Dial, ...]:
         """The weights that have a range: first those of the objective, then those of add-ons."""
-        return (*self.objective.dials, *addons.dials(self.addons))
+        return (*self.objective.dials, *addon_names.dials(self.addons))
 
     def as_dict(self) -> dict[str, Any]:
         values: dict[str, Any] = {"env": self.env, "objective": self.objective.as_dict()}
@@ -127,7 +127,7 @@ def check_dials(request: Request) -> None:
             f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or limit moves one: "
             "name --omega, a number or a range, and leave the budget or limit out"
         )
-    addon_dials = [dial.name for dial in addons.dials(request.addons)]
+    addon_dials = [dial.name for dial in addon_names.dials(request.addons)]
     if unusable := [name for name in addon_dials if name in RESERVED_DIAL_NAMES or addon_dials.count(name) > 1]:
         raise UsageError(
             f"an add-on's dial cannot be called {unusable[0]!r}, as another is: rename its function, or name one weight"
