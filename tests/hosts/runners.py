@@ -17,7 +17,7 @@ def runner(network: str = "mlp", algorithm: Algorithm | None = None, seed: int =
     return OnPolicyRunner(Drift(images=network == "cnn", **env), settings(network, algorithm), None, "cpu")
 
 
-def residual(prior: Any = None, omega: float = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:
+def residual(prior: Any = None, omega: float | None = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:
     weights = {"omega": omega, "alpha": alpha, "critic_warmup": 0, "schedule": "adaptive"}
     return {"class_name": OURS, "prior": prior} | weights | more
 

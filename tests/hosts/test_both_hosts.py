@@ -54,6 +54,13 @@ def test_wrong_settings_are_one_sentence(host: Any, change: dict[str, Any], sent
         host(**{"copy_prior": False} | change).learn(1)
 
 
+@hosts
+def test_beside_a_named_alpha_omega_is_measured(host: Any) -> None:
+    started = host(omega=None)
+    started.learn(1)
+    assert started.method.steering.objective.omega > 0.0
+
+
 def alike(first: Any, second: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 

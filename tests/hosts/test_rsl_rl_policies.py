@@ -64,3 +64,10 @@ def test_notes_on_a_prior_that_actor_and_algorithm_open_are_printed_once(tmp_pat
         OnPolicyRunner(Drift(), config, None, "cpu")
     notes = [str(each.message) for each in caught if "activation" in str(each.message)]
     assert len(notes) == 1
+
+
+def test_an_actor_that_begins_as_a_prior_needs_one() -> None:
+    config = settings(algorithm=residual())
+    config["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
+    with pytest.raises(UsageError, match="a PolicyActor begins as the algorithm's prior, and there is none: name it"):
+        OnPolicyRunner(Drift(), config, None, "cpu")

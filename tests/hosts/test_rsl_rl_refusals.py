@@ -113,7 +113,8 @@ def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
     with pytest.raises(UsageError, match=r"clips actions \(clip_actions\), so nothing bounds the std"):
         runner(algorithm=residual(omega=0.0), clip_actions=1.0)
-    runner(algorithm=residual(small_policy()), clip_actions=1.0)  # a prior holds it
+    for omega in (0.3, None):  # a prior holds it, also where its weight is measured
+        runner(algorithm=residual(small_policy(), omega), clip_actions=1.0)
 
 
 def test_a_missing_entry_of_extras_is_named() -> None:

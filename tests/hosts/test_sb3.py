@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import ResidualPPO, like, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
@@ -162,6 +162,13 @@ def test_a_verdict_needs_an_environment(tmp_path: Path) -> None:
         ResidualPPO.load(tmp_path / "model.zip").learn(32)
 
 
+def test_a_verdict_of_switches_in_the_warmup_says_what_the_actor_waits_for() -> None:
+    env, waits = DummyVecEnv([lambda: Drift(acts="switches")] * 4), "the actor still waits for the critic's warm-up"
+    ours = residual(env=env, prior=trained(env), critic_warmup=2).learn(32)
+    assert waits in ours.verdict()
+    assert waits not in ours.learn(32).verdict()
+
+
 def test_a_model_goes_on_after_a_verdict_between_two_rollouts() -> None:
     class Verdicts(BaseCallback):
         def _on_step(self) -> bool:
@@ -252,6 +259,8 @@ def test_their_own_ppo_loads_a_model_of_ours_and_ours_one_of_its(tmp_path: Path)
     ours = ResidualPPO.load(path, envs(), prior=prior)
     assert_same_values(ours, plain)
     rollout(ours)  # whose returns set a unit
+    assert_same_values(ours, plain)
+    ours.learn(64).set_parameters(path)
     assert_same_values(ours, plain)
 
 
@@ -357,11 +366,14 @@ def test_in_a_verdict_the_policy_sees_what_it_learnt_from_and_its_prior_raw_numb
     assert shown.max() < -3.0, "less than 9, and so more than three stds below the mean"
 
 
-def test_a_prior_that_takes_rows_beside_a_dict_is_told_from_one_that_takes_the_dict() -> None:
+def test_a_prior_that_takes_rows_beside_a_dict_is_told_from_one_that_takes_the_dict(tmp_path: Path) -> None:
     env = DummyVecEnv([lambda: Drift("both")])
     with pytest.raises(UsageError, match=r"of kind Dict, and the prior takes rows of numbers.*prior=PPO.load\(FILE\)$"):
         residual(env=env, policy="MultiInputPolicy", prior=small_policy())
-    residual(env=env, policy="MultiInputPolicy", prior=PPO("MultiInputPolicy", env, device="cpu"))
+    prior = PPO("MultiInputPolicy", env, device="cpu")
+    residual(env=env, policy="MultiInputPolicy", prior=prior).save(tmp_path / "both.zip")
+    with pytest.raises(FileError, match=r"its observations are images, .* is a prior, too: prior=PPO.load\(FILE\)$"):
+        residual(env=env, policy="MultiInputPolicy", prior=tmp_path / "both.zip")
 
 
 def test_beside_a_model_that_scales_its_actions_a_prior_of_ours_is_refused() -> None:

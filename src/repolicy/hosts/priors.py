@@ -239,7 +239,7 @@ def check_objective(objective: Objective, has_prior: bool, clipping: str = "") -
         raise UsageError("omega and alpha are measured by a prior, and there is none: name a prior, or both weights")
     if objective.reads_prior and not has_prior:
         raise UsageError(f"omega is {objective.omega:g}, which weighs a prior's log-probability, and there is no prior")
-    if clipping and objective.alpha and not objective.omega:
+    if clipping and objective.alpha and objective.omega == 0:
         why = f"{clipping}, so nothing bounds the std; widen the bounds, or set omega above 0"
         raise UsageError(f"alpha is {objective.alpha:g} and omega is 0, and {why}")
 

@@ -41,6 +41,8 @@ class PolicyActor(MLPModel):
         self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, dials: Any = (), **_: Any
     ) -> None:
         nn.Module.__init__(self)
+        if policy is None:
+            raise UsageError("a PolicyActor begins as the algorithm's prior, and there is none: name it, prior")
         prior = priors.open_prior(policy).agent
         if not isinstance(prior, Policy):
             raise UsageError(f"the prior is a {type(prior).__name__}, which cannot be copied: name another actor")

@@ -187,6 +187,12 @@ class ResidualPPO(PPO):
         check_env(self.steering.objective, env, self.prior)
         super().set_env(env, force_reset)
 
+    def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
+        """Set parameters as Stable-Baselines3 does. The critic of a file predicts plain rewards."""
+        super().set_parameters(load_path_or_dict, exact_match, device)
+        if not isinstance(load_path_or_dict, dict):
+            self.method.resume_critic(None)
+
     def train(self) -> None:
         """Run Stable-Baselines3's update, of the critic alone during the warm-up, and then move the weights."""
         critic = _critic_prefixes(self.policy)

@@ -20,6 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.priors import FlatPrior, HostPrior, open_prior, unwrap_prior
 from repolicy.policies import Density, Policy, policy_bytes, read_saved_policy
 from repolicy.priors import OpenedPolicy
+from repolicy.readers.description import CannotCopyError
 
 # files in a saved model's zip: a policy of ours, a model's actor, tensors of a prior that runs as it is, the density
 POLICY_FILE, ACTOR_FILE = "prior.safetensors", "prior_of_sb3.safetensors"
@@ -126,7 +127,10 @@ def read(prior: Any) -> Any:
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
     if isinstance(policy, ActorCriticPolicy) and not hasattr(policy, "lstm_actor"):
         return ActorWeights.of(policy, prior if isinstance(prior, BaseAlgorithm) else None)
-    return open_prior(prior)
+    try:
+        return open_prior(prior)
+    except CannotCopyError as error:
+        raise CannotCopyError(f"{error}; a model of PPO's is a prior, too: prior=PPO.load(FILE)") from None
 
 
 def prior_files(prior: Any, density: Density | None) -> list[tuple[str, bytes]]:
