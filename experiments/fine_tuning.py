@@ -194,8 +194,8 @@ def draw_curves(found: campaign.Rows, path: Path) -> None:
 
     rows = [*found.values()]
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    figure, panels = plt.subplots(1, len(tasks), figsize=(2.5 + 6 * len(tasks), 4), squeeze=False, layout="constrained")
-    for panel, task in zip(panels[0], tasks, strict=True):
+    figure, panels = plt.subplots(2, 2, figsize=(11, 7.6), layout="constrained")
+    for panel, task in zip(panels.flat, tasks, strict=False):
         for way in WAYS:
             runs = [row for row in rows if (row["task"], row["way"]) == (task, way)]
             if not runs:
@@ -207,9 +207,11 @@ def draw_curves(found: campaign.Rows, path: Path) -> None:
             [line] = panel.plot(steps, curves.mean(0), label=way, lw=2.2 if "residual" in way else 1.2)
             panel.fill_between(steps, curves.min(0), curves.max(0), color=line.get_color(), alpha=0.12)
         quantity = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
-        panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{quantity}, which nobody sees")
+        panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{quantity} (never read)")
         panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
+    for panel in panels.flat[len(tasks) :]:
+        panel.set_axis_off()
+    panels[1, 1].legend(*panels[0, 0].get_legend_handles_labels(), loc="center", frameon=False, fontsize=11)
     figure.savefig(path, dpi=100)
 
 

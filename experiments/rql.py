@@ -102,15 +102,15 @@ def relative_return(rows: list[Row], method: str, reference: str, part: str) -> 
 def draw_returns(found: Rows, path: Path) -> None:
     """Draw add-on return against basic return, a panel per task and a point per seed."""
     tasks = group_by(found.values(), task_of)
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
-    for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7.6))
+    for axis, (task, rows) in zip(axes.flat, tasks.items(), strict=False):
         for method, (label, color, marker) in METHODS.items():
             basic, addon = (values(rows, method, "mean", part) for part in ("basic", "addon"))
             if basic:
                 axis.scatter(basic, addon, s=60, color=color, marker=marker, label=label)
         axis.set(title=task, xlabel="basic return", ylabel="add-on return")
         axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
+    axes[0, 0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
 

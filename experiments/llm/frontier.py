@@ -24,6 +24,7 @@ USUAL = {
 }
 COLUMNS = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
 METHODS = {"whole": "online, whole", "onward": "online, onward", "decomposed": "offline"}
+DOTS = METHODS | {"grpo": "stock GRPO", "rloo": "RLOO recipe"}
 CONTROLS = (
     ("stock GRPO, beta = 0.2", "standard", "grpo"),
     ("RLOO recipe", "standard", "rloo"),
@@ -92,19 +93,20 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     objectives = [residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)]
     best = [measure(toy, each, optimum(each, log_prior, toy.rewards), log_prior) for each in objectives]
     of = dict(sorted(group_by(standard, lambda row: row["job"]["method"]).items()))
-    names = {"addon": "add-on reward", "length": "letters", "entropy": "entropy of a response"}
-    figure, panels = plt.subplots(1, 4, figsize=(16, 3.8), layout="constrained")
+    names = {"addon": "add-on reward", "length": "letters", "entropy": "entropy of a response, nats"}
+    figure, grid = plt.subplots(2, 2, figsize=(9, 7), layout="constrained")
+    panels = grid.ravel()
     for panel, (name, label) in zip(panels, names.items(), strict=False):
         omegas, values = [each.omega for each in objectives], [getattr(at, name) for at in best]
         panel.plot(omegas, values, "k", label="exact optimum")
         panel.set(xlabel="omega", ylabel=label)
         for method, runs in of.items():
             x, y = [run["job"]["omega"] for run in runs], [run["after"][name] for run in runs]
-            panel.plot(x, y, "o", alpha=0.6, markersize=5, label=method)
+            panel.plot(x, y, "o", alpha=0.6, markersize=5, label=DOTS[method])
     panels[3].plot([at.log_prior for at in best], [at.addon for at in best], color="black")
     for runs in of.values():
         panels[3].plot([r["after"]["log_prior"] for r in runs], [r["after"]["addon"] for r in runs], "o", alpha=0.6)
-    panels[3].set(xlabel="log-probability under the prior", ylabel="add-on reward", title="the frontier")
+    panels[3].set(xlabel="log-probability under the prior, nats", ylabel="add-on reward", title="the frontier")
     panels[0].legend(fontsize=8)
     figure.suptitle(f"alpha = {alpha:g}: every number an expectation over all responses")
     figure.savefig(file, dpi=110)

@@ -68,6 +68,9 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
         panel.plot(*zip(*points, strict=True), ".", color=line.get_color(), alpha=0.5)
     panel.axhline(rows[0]["before"]["kl"], color="black", linestyle=":", label="before training")
     panel.set(xscale="log", yscale="log", xlabel="pairs", ylabel="KL to the exact optimum, nats")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}" if axis is panel.yaxis else "")
     panel.legend(fontsize=8)
     figure.savefig(file, dpi=110)
     plt.close(figure)
