@@ -44,6 +44,16 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
     assert {option.replace("[no-]", "") for option in shown} == read - unused
 
 
+@pytest.mark.parametrize("name", list(EVERY))
+def test_a_default_that_is_shown_can_be_typed(name: str) -> None:
+    made = argparse.ArgumentParser(add_help=False)
+    add_options(made, EVERY[name])
+    for option in options(EVERY[name]):
+        shown = re.fullmatch(r"\(default: ([\d.,-]+)\)", option.default)
+        if shown and not option.metavar:
+            made._get_values(made._option_string_actions[f"--{option.name}"], [shown[1]])
+
+
 @pytest.mark.parametrize("words", ["customize nowhere", "train --no-such-option", "sweep", "train Nope-v0 --envs x"])
 def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, *words.split(), "--help").startswith(f"usage: repolicy {words.split()[0]} ")

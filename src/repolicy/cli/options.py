@@ -221,7 +221,7 @@ def _default_text(value: Any) -> str:
         value = " ".join(map(str, value))
     if value is True:
         return "(default: yes)"
-    return f"(default: {value:,})" if isinstance(value, int) else f"(default: {value})"
+    return f"(default: {value})"
 
 
 # Parsing --------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class InferenceOptions:
 
     features: str = ""
     """The features whose weighted sum is the wish: entries such as 'next[2:8]^1,action^2' (^1 is the absolute value, ^2
-    the square), or file.py:function. Without any, small networks are fitted to answers."""
+    the square), or file.py:function. Without any, `infer` fits small networks to answers."""
     alpha: float | None = None
     """α̂, the temperature at which the policy is customized; for take-overs it is the unit of θ."""
     before: int = 10

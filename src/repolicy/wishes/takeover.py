@@ -61,6 +61,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._observation: np.ndarray = np.zeros(0)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, in which the policy acts first."""
         observation, info = self.env.reset(**options)
         self._observation, self.acts, self._steps = np.ravel(observation), False, 0
         self._episode += 1
