@@ -38,8 +38,10 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
     made = argparse.ArgumentParser(add_help=False)
     add_options(made, EVERY[name])
     read = set(made._option_string_actions)
-    shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.help_page(EVERY[name], name), re.MULTILINE))
+    page = pages.help_page(EVERY[name], name)
+    shown = set(re.findall(r"^  (--[a-z\[\]-]+)", page, re.MULTILINE))
     shown |= {option.replace("[no-]", "no-") for option in shown}
+    shown |= {word for line in page.splitlines() if line.startswith("  --std, ") for word in line.strip().split(", ")}
     unused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "UNUSED", ())}
     assert {option.replace("[no-]", "") for option in shown} == read - unused
 
@@ -67,7 +69,7 @@ def test_usage_tells_which_words_may_be_left_out() -> None:
 def test_settings_stand_in_groups_with_ten_first() -> None:
     text = pages.help_page(Customize, "repolicy customize")
     titles = [title.capitalize() for title in pages.GROUPS]
-    parts = re.split(rf"^({'|'.join(titles)})$", text, flags=re.MULTILINE)
+    parts = re.split(rf"^({'|'.join(titles)})(?: \(.*)?$", text, flags=re.MULTILINE)
     assert parts[1::2] == titles
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.GROUPS["first"])

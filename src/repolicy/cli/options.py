@@ -333,7 +333,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
     "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "layout", "demonstrations"),
 }
-MAX_UNGROUPED = 16  # a command with at most so many options has no groups
+READING = GROUPS["files of other libraries"]  # explained by `inspect` alone, as 14 commands have these options
+MAX_UNGROUPED = 10  # a command with at most so many options has no groups
 INDENT, MAX_WIDTH = 26, 110
 
 
@@ -346,11 +347,20 @@ def help_page(command: type, prog: str) -> str:
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
     for option in positional:
         lines += ["", *_help_lines(option)]
-    for title, members in _group([option for option in used if not option.metavar]):
+    reading = [] if prog.endswith(" inspect") else [option for option in used if option.name in READING]
+    for title, members in _group([option for option in used if not option.metavar and option not in reading]):
         lines += ["", title.capitalize()]
         for option in members:
             lines += _help_lines(option)
+    if reading:
+        names = ", ".join(f"--{name}" for name in READING)
+        lines += ["", "Files of other libraries (explained by repolicy inspect --help)"]
+        lines += textwrap.wrap(names, _width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH) - 1
 
 
 def _group(ungrouped: list[Option]) -> list[tuple[str, list[Option]]]:
@@ -366,11 +376,10 @@ def _group(ungrouped: list[Option]) -> list[tuple[str, list[Option]]]:
 
 
 def _help_lines(option: Option) -> list[str]:
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH) - 1
     name = f"[no-]{option.name}" if option.is_on else option.name
     head = f"  {option.metavar}" if option.metavar else f"  --{name} {option.value_words}".rstrip()
     text = option.help if option.metavar else f"{option.help} {option.default}"
-    body = textwrap.wrap(text, max(width - INDENT, 30), break_on_hyphens=False) or [""]
+    body = textwrap.wrap(text, max(_width() - INDENT, 30), break_on_hyphens=False) or [""]
     if len(head) > INDENT - 2:
         return [head, *(" " * INDENT + line for line in body)]
     return [f"{head:{INDENT}}{body[0]}", *(" " * INDENT + line for line in body[1:])]
