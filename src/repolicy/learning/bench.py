@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,17 @@ def run_other_rank() -> None:
     measure(folder.load_request(), folder, ranks.join_ranks(*place), slices)
 
 
+class Seconds(NamedTuple):
+    """What the parts of a benchmark took; physics and training have an entry for each slice."""
+
+    warm_up: float
+    begin: float  # of a segment
+    physics: list[float]
+    training: list[float]
+    end: float  # of a segment
+    sums: float  # over ranks, within `training`
+
+
 @ranks.one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """Time the slices, with all ranks in lockstep, and return the results."""
@@ -75,7 +86,6 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         segments.end()
         segments.save()
 
-    # Measure seconds.
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.n_steps))
     begin = timed(segments.begin)
@@ -85,43 +95,45 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         before = team.seconds
         training.append(timed(train))
         seconds_in_sums += team.seconds - before
-    end = timed(finish)
-    # Compute speeds and shares.
-    steps = rounds * settings.iteration_steps
-    physics_slice, training_slice = statistics.median(alone), statistics.median(training)
-    whole_slice = training_slice + (begin + end) / PARTS
+    seconds = Seconds(warm_up, begin, alone, training, timed(finish), seconds_in_sums)
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
+    shown = {name: getattr(settings, name) for name in ("envs", "n_steps", "minibatch", "epochs")}
+    about = {"env": request.env, "backend": segments.worker.collector.envs.backend, "ranks": team.count}
+    about |= shown | {"hidden": list(settings.hidden)}
+    return (
+        about
+        | speeds(seconds, reports, rounds * settings.iteration_steps)
+        | {"memory_mb_a_rank": float(peak) / team.count}
+    )
+
+
+def speeds(seconds: Seconds, reports: list[dict[str, float]], steps: int) -> dict[str, Any]:
+    """Return speeds and shares of the benchmark, from the metrics of its iterations and the steps of a slice."""
+    physics_slice, training_slice = statistics.median(seconds.physics), statistics.median(seconds.training)
+    whole_slice = training_slice + (seconds.begin + seconds.end) / PARTS
     physics_share, acting, update = (
         statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
     )
-    reduce_share = seconds_in_sums / sum(training)
     # Shares of the first rank's training time; they add up to 1, apart from what is not timed.
+    reduce_share = seconds.sums / sum(seconds.training)
     time_shares = {"physics": physics_share, "acting": acting}
     time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
-    slice_shares = [physics_seconds / seconds for physics_seconds, seconds in zip(alone, training, strict=True)]
+    slice_shares = [alone / training for alone, training in zip(seconds.physics, seconds.training, strict=True)]
     return {
-        "env": request.env,
-        "backend": segments.worker.collector.envs.backend,
-        "ranks": team.count,
-        "envs": settings.envs,
-        "n_steps": settings.n_steps,
-        "minibatch": settings.minibatch,
-        "epochs": settings.epochs,
-        "hidden": list(settings.hidden),
-        "steps": steps * slices,
+        "steps": steps * len(seconds.training),
         "physics_steps_per_second": steps / physics_slice,
         "training_steps_per_second": steps / whole_slice,
         "share": physics_slice / whole_slice,
         "share_without_evaluation": physics_slice / training_slice,
         "training_is": time_shares,
-        "physics_in_training": physics_share * sum(training) / sum(alone),
+        "physics_in_training": physics_share * sum(seconds.training) / sum(seconds.physics),
         "slice_shares": {
             "min": min(slice_shares), "median": statistics.median(slice_shares), "max": max(slice_shares)
         },
         "seconds": {
-            "warm_up": warm_up, "begin": begin, "physics": sum(alone), "training": sum(training), "end": end
+            "warm_up": seconds.warm_up, "begin": seconds.begin, "physics": sum(seconds.physics),
+            "training": sum(seconds.training), "end": seconds.end,
         },
-        "memory_mb_a_rank": float(peak) / team.count,
     }  # fmt: skip
 
 
