@@ -1,7 +1,8 @@
-"""Draw the README's picture: a prior and its customized policy as strips of film.
+"""Draw the picture of docs/index.md: a prior and its customized policy as strips of film.
 
-make demo
-python -m experiments.picture --run runs/demo --out docs/images/customized.png
+    python -m experiments.picture --run runs/demo --out docs/images/customized.png
+
+`make demo` makes the run.
 """
 
 import json
