@@ -46,6 +46,20 @@ def test_the_site_needs_no_network() -> None:
     assert (DOCS / script).is_file()
 
 
+def test_the_site_follows_the_colors_of_the_system() -> None:
+    """Without this first row Material keeps those of the first visit."""
+    assert re.findall(r'media: "(.*)"', (ROOT / "mkdocs.yml").read_text())[0] == "(prefers-color-scheme)"
+
+
+def test_links_lead_to_headings_on_github_too() -> None:
+    """There an anchor keeps letters like ω, which mkdocs leaves out. What mkdocs checks is not checked again."""
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            headings = re.findall(r"^#+ (.*)$", (page.parent / file if file else page).read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+            assert anchor in anchors, f"{page.name}: {file}#{anchor}"
+
+
 def test_the_reference_has_every_name() -> None:
     named = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert {f"repolicy.{name}" for name in repolicy.__all__} <= {*named}
