@@ -51,6 +51,7 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     assert place.options == {"wires": 0.625, "push": 0.5}
     assert place.comparison == compare(GOOD, GOOD, place.comparison.env, "0.5", episodes=2, error=0.01)
     assert "probability of at most 25%" in around.sentences[1]
+    assert around.tables[0][0][1:] == ["what", *around.tables[1][0][1:]]
     assert [around.tables[1][0][-2], replace(place.comparison, error=0.002).tables[0][0][-2]] == [
         "98% interval", "99.6% interval"
     ]  # fmt: skip

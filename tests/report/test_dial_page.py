@@ -66,7 +66,7 @@ def test_the_page_has_every_position_and_the_points_beside_it(
     assert places == Dial("omega", 0.01, 1.0).spread(11)
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
-    assert html.count('data-shown="10"') == 3  # film, table, command
+    assert html.count('data-shown="10"') == 4  # verdict, film, table, command
     assert f"--at {places[7]:g}" in html
     assert "trained alone, ω′ 0.3" in html
     assert "trained alone, ω′ 0.4" not in html
@@ -168,7 +168,7 @@ def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, m
     assert [position["at"] for position in found["positions"]] == dial.spread(11)
     assert "α̂, the weight on variety, as an input" in html
     assert "The trade-off" in html
-    assert html.count('data-shown="10"') == 3
+    assert html.count('data-shown="10"') == 4
     assert f"--at {dial.spread(11)[7]:g} --out" in html
 
 

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from html import escape, unescape
+from html import unescape
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,11 @@ SETTINGS = Settings(steps=1024, ranks=1, envs=8, n_steps=32, minibatch=256, chec
 
 
 def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
+    """Prefer a pole that
+    is upright.
+
+    This is no part of what reports show.
+    """
     return -np.abs(next_observations[..., 0])
 
 
@@ -91,7 +96,12 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
         )
         for how in (False, True)
     ]
-    assert escape(verdict(pairs))[1:] in text[: text.index('class="tiles"')]
+    above = unescape(text[: text.index('class="tiles"')])
+    assert verdict(pairs)[1:] in above
+    hint = report.next_step_hint(folder, folder.load_request(), pairs)
+    assert hint
+    assert f"To try next: {hint}." in above
+    assert "<dt>calm</dt><dd>Prefer a pole that is upright.</dd>" in above
     assert text.count("<video") == 3  # prior, typical, worst
     assert text.count("<figcaption>KL to the prior") == 1
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
@@ -195,6 +205,28 @@ def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder,
         write_report(half.path)
 
 
+@pytest.mark.usefixtures("_no_renderer")
+def test_a_budget_is_shown_beside_what_was_spent_and_no_weight_that_it_moves_is_advised(
+    runs: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
+    folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / "held"))
+    story = json.loads((folder.path / "run.json").read_text())
+    story["request"]["settings"]["kl_budget"] = 0.5
+    (folder.path / "run.json").write_text(json.dumps(story))
+    spent = folder.read_metrics()["prior_kl"][-1]
+    text = unescape(write_report(folder.path, episodes=2, trust=True).read_text())
+    assert f"At its end: {spent:.2f} nats a step, the budget is 0.5." in text.partition("</header>")[0]
+    assert "--omega" not in text[: text.index('class="tiles"')]
+
+
+@pytest.mark.usefixtures("_no_renderer")
+def test_a_run_of_one_iteration_has_a_page_without_curves(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / "one"))
+    first, *_ = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text(first)
+    assert "Fewer than two iterations are logged" in write_report(folder.path, episodes=2, trust=True).read_text()
+
+
 def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
     """Its critic may be at its warm-up still."""
     half = RunFolder(shutil.copytree(runs[1].path, tmp_path / "half"))
@@ -261,6 +293,12 @@ def test_ticks_are_round_and_inside() -> None:
 )
 def test_a_curve_of_less_than_two_points_is_not_drawn(ys: list[float | None]) -> None:
     assert curve("nothing", [float(x) for x in range(len(ys))], ys) == ""
+
+
+def test_a_long_curve_says_its_first_and_last_value_and_not_those_of_the_means_that_are_drawn() -> None:
+    drawn = curve("x", [*range(1000)], [float(value) for value in range(1, 1001)])
+    assert "<output>1,000.0</output>" in drawn
+    assert "from 1.00 to 1,000.0" in drawn
 
 
 def test_a_constant_curve_is_drawn() -> None:

@@ -116,6 +116,18 @@ def test_the_page_of_a_run_has_its_verdict_on_top_films_in_step_and_fits_a_phone
         on_a_phone(browser, reported, width)
 
 
+def test_a_printed_page_has_every_column_of_its_tables(reported: Path, browser: Any) -> None:
+    a4 = {"width": 718, "height": 1046, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", a4)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.get(f"file://{reported}")
+    cells = "return [...document.querySelectorAll('td, th')].map(cell => cell.getBoundingClientRect().right)"
+    assert max(browser.execute_script(cells)) <= 718
+    buttons = "return [...document.querySelectorAll('button')].map(button => button.getBoundingClientRect().width)"
+    assert set(browser.execute_script(buttons)) == {0}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 ON_A_PHONE = """
 const small = [], cut = [], silent = [];
 for (const part of document.querySelectorAll("body *")) {
@@ -175,7 +187,7 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
     second = seen()
     assert first[0].startswith("ω′ 0")
     assert second[0].startswith("ω′ 0.1")
-    assert second[1].startswith("ω′ 0.1: ")
+    assert second[1].startswith("At ω′ 0.1: ")
     assert "ω′ 0.1, mean action" in second[2]
     assert "omega-0-longer" in first[3]
     assert "omega-0.1-longer" in second[3]

@@ -72,6 +72,17 @@ class Addon:
         return tuple(term.weight for term in self.terms)
 
     @property
+    def descriptions(self) -> dict[str, str]:
+        """What each add-on rewards, by its title: the first paragraph of its function's docstring, if it has one."""
+        found = {}
+        for term, title in zip(self.terms, self.titles, strict=True):
+            entry = REGISTERED.get(term.name.partition("(")[0])
+            documented = entry.make if entry else term.function
+            if inspect.isfunction(documented) and documented.__doc__:
+                found[title] = " ".join(inspect.cleandoc(documented.__doc__).partition("\n\n")[0].split())
+        return found
+
+    @property
     def largest_weight(self) -> float:
         """The largest absolute weight; 1 without add-ons."""
         return max(map(abs, self.weights), default=1.0)

@@ -108,7 +108,8 @@ class VariedComparison:
     def table(self) -> Table:
         """A row for each place, with the quantity of the largest loss there."""
         rows = [[place.label, *place.largest_loss.cells[:-1], place.comparison.verdict] for place in self.places]
-        return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
+        headings, _ = self.worst.comparison.tables[0]
+        return ["place", "what", *headings[1:]], rows
 
     def __str__(self) -> str:
         return format_comparison(self.sentences, self.tables)

@@ -96,7 +96,7 @@ def curve(
         content += "".join(circle("mark", axes.x(x), axes.y(y), 2.4) for x, y in points)
     content += '<circle class="dot" r="3.5" hidden="hidden"/>'
     data = [[round(axes.x(x), 1), round(axes.y(y), 1), short_number(x), format_value(y)] for x, y in points]
-    first, last = (format_value(float(points[index, 1])) for index in (0, -1))
+    first, last = (format_value(pairs[index][1]) for index in (0, -1))
     level_words = "".join(f"; {name}: {format_value(value)}" for name, value in levels.items())
     label = f"{title}: from {first} to {last} over {short_number(float(points[-1, 0]))} steps{level_words}"
     head = f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
@@ -161,7 +161,7 @@ def place_labels(
         for px, py in candidates:
             left, right, top, bottom = px - half, px + half, py - 13, py + 4
             covered = sum(left < tx < right and top < ty < bottom for tx, ty in taken)
-            if left <= axes.left or right >= axes.width or bottom >= axes.height - axes.bottom:
+            if left <= axes.left or right >= axes.width or top < 0 or bottom >= axes.height - axes.bottom:
                 covered += 99  # it would leave the chart
             if covered < fewest:
                 fewest, best, box = covered, (px, py), (left, right, top, bottom)

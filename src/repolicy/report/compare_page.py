@@ -12,6 +12,13 @@ from repolicy.report.movie import Shot, policy_path
 from repolicy.report.run_page import films_for_page
 from repolicy.text import capitalize
 
+ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
+VERDICT_WORDS = (
+    "Better: the new mean is higher. Not worse: it is higher than the old mean minus the margin. Worse: it is lower "
+    "than that. Cannot tell: none of these is shown; more --episodes may show one. Lengths and early ends decide "
+    "nothing. The interval is that of the difference."
+)
+
 
 def write_compare_report(
     around: VariedComparison, old: str, new: str, folder: Path, say: Callable[[str], None] = lambda _: None
@@ -24,13 +31,15 @@ def write_compare_report(
     verdict, *rest = around.sentences
     where = f"at {worst.label}" if worst.options else ""
     parts = [
-        page.verdict(verdict, ". ".join(map(capitalize, rest))),
+        page.verdict(f"{ANSWERS[around.verdict]}: {verdict}", ". ".join(map(capitalize, rest))),
         *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
-        page.section(f"Every quantity {where}".strip(), *(page.table(*each) for each in around.tables[-2:])),
+        page.section(
+            f"Every quantity {where}".strip(), *(page.table(*each) for each in around.tables[-2:]), note=VERDICT_WORDS
+        ),
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),
     ]
     lead = f"{escape(new)} in the place of {escape(old)}"
-    title = f"{worst.comparison.env.partition('?')[0]}: is it safe to swap in?"
+    title = f"{worst.comparison.env.partition('?')[0]}: may it take the old one's place?"
     return page.write(folder / "report.html", title, lead, parts)
 
 

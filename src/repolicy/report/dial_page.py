@@ -282,13 +282,16 @@ def write_dial_report(dial: DialedPolicy, swept: SweepResult, say: Callable[[str
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     films, complaint = _film_positions(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
+    dialed_addons = [each.name for each in dial.dials if each.name not in MEANINGS]
     word = "dials" if len(dial.dials) > 1 else "dial"
     commands = [page.command(dial.command(position)) for position in dial.positions]
     commands = [sweep_page.at_stop(index, command) for index, command in enumerate(commands)]
     parts = [
+        page.words(),
         page.section(
             f"Turn the {word}",
             *_sliders(dial, swept),
+            *([] if dialed_addons else sweep_page.point_verdicts(swept)),
             page.films(sweep_page.film_figures(swept, films), complaint),
             *sweep_page.point_tables(swept),
         ),
@@ -298,7 +301,7 @@ def write_dial_report(dial: DialedPolicy, swept: SweepResult, say: Callable[[str
         chart = sweep_page.tradeoff_chart(swept, dial.sweep_points)
         parts.append(page.section("The trade-off", chart, note=sweep_page.tradeoff_note(swept)))
     note = sweep_page.points_note(swept)
-    if dialed_addons := [each.name for each in dial.dials if each.name not in MEANINGS]:
+    if dialed_addons:
         note += f" In the add-on reward the weight of {escape(' and of '.join(dialed_addons))} is 1 at every position."
     parts.append(page.section("Every position", sweep_page.points_table(swept), note=note))
     title = f"{dial.env} with {' + '.join(dial.addons)}: the {word}"

@@ -80,6 +80,7 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], str]:
         sentence = verdict(pairs)
         parts += [
             page.verdict(sentence, basis([after for _, after in pairs]).replace(", from the same starts", "")),
+            page.words(),
             page.tiles(reward_tiles(mean)),
             page.section("What it earns", page.table(*reward_table(by_action(mean, sampled)))),
             distribution_section(mean),

@@ -71,7 +71,7 @@ def learning_section(
     curves += limit_curves(request.limits, metrics, steps, last_step, "the mean action")
     curves = [each for each in curves if each]
     if not curves:
-        return page.section("While it learned", note="The run logged no metrics.")
+        return page.section("While it learned", note="Fewer than two iterations are logged, so there is no curve.")
     return page.section("While it learned", charts.chart_grid(curves), note=f"{CURVES_NOTE} {OF_AN_EPISODE}")
 
 

@@ -41,9 +41,10 @@ def section(heading: str, *content: str, note: str = "") -> str:
     return f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph}\n" + "\n".join(content) + "\n</section>"
 
 
-def verdict(sentence: str, basis: str) -> str:
-    """Return the verdict and the data that it rests on."""
-    return f'<p class="verdict">{escape(capitalize(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>'
+def verdict(sentence: str, basis: str, hint: str = "") -> str:
+    """Return the verdict, the data that it rests on and what to try next, if anything."""
+    advice = f'\n<p class="complaint">To try next: {escape(hint)}.</p>' if hint else ""
+    return f'<p class="verdict">{escape(capitalize(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>{advice}'
 
 
 class Tile(NamedTuple):
@@ -69,14 +70,14 @@ def tiles(entries: Sequence[Tile]) -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()) -> str:
     """Return a table whose first column is text. `attributes[i]` is HTML for the tag of row i."""
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' if heading else "<td></td>" for heading in headings)
     body = ""
     for index, row in enumerate(rows):
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         first = f'<th scope="row">{escape(row[0])}</th>'
         body += f"<tr {attributes[index] if attributes else ''}>{first}{cells}</tr>\n"
     return (
-        f'<div class="wide"><div class="scroll" role="region" aria-label="table" tabindex="0">'
+        f'<div class="wide"><div class="scroll" role="group" aria-label="table" tabindex="0">'
         f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
         f'<p class="cue" hidden>There is more to the right: scroll the table.</p></div>'
     )
@@ -100,6 +101,30 @@ def films(figures: Sequence[str], complaint: str = "") -> str:
 def command(words: str) -> str:
     button = '<button type="button" class="copy">copy</button>'
     return f'<div class="command"><pre><code>{escape(words)}</code></pre>{button}</div>'
+
+
+# The words of all pages, for readers who know neither the method nor the manual.
+WORDS = {
+    "prior, customized": "the policy before, and the new one that was made from it",
+    "basic reward": "the environment's own reward, for the old task",
+    "add-on reward, wish": "the reward for the new requirement, times its weight",
+    "total reward": "basic reward and add-on reward, added up",
+    "mean action, sampled": "what is deployed, and what the policy trains with: actions that are drawn at random",
+    "nat, log prior": "the log prior is the logarithm of the probability that the prior gives to an action; one nat "
+    "less is 37 % of the probability",
+    "KL": "by how many nats a policy finds its own actions more likely than the prior does; 0 is the same behavior",
+    "ω′, α̂, states": "the weights of the training: the reward that a nat of the log prior is worth, a nat of variety, "
+    "and a nat of states that the prior does not visit",
+}
+
+
+def words(wishes: Mapping[str, str] | None = None) -> str:
+    """Return a glossary that the reader can unfold; `wishes` are descriptions of add-ons by their names."""
+    rows = "".join(
+        f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>"
+        for word, meaning in {**(wishes or {}), **WORDS}.items()
+    )
+    return f'<details><summary>what the words mean</summary><dl class="words">{rows}</dl></details>'
 
 
 def settings(values: Mapping[str, Any], title: str = "settings") -> str:

@@ -82,23 +82,25 @@ def write_report(
             for deterministic in (True, False)
         )
     pairs = prior_pairs(mean, sampled)
-    headline = ""
+    headline = hint = ""
     if pairs:
+        hint = next_step_hint(folder, request, pairs)
         sentence = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
         evidence = basis([customized for _, customized in pairs])
         say(f"{sentence} ({evidence})")
-        headline = page.verdict(sentence, evidence)
+        headline = page.verdict(sentence, evidence, hint)
     elif ends := early_ends(mean["policy"]):
         headline = page.verdict(ends[0], f"With {action_words(mean['policy'])}")
     say(format_table(*reward_table(by_action(mean, sampled))))
-    if pairs and (hint := next_step_hint(folder, request, pairs)):
+    if hint:
         say(hint)
     scenes = choose_scenes(folder.policy, mean)
     films, complaint = films_for_page([scene.shot for scene in scenes], say)
     if complaint:
         say(f"report: no films, {complaint}")
     figures = [page.film(film, scene.caption, scene.kind) for scene, film in zip(scenes, films, strict=True)]
-    parts = [headline, *_sections(folder, request, saved, mean, sampled, page.films(figures, complaint))]
+    words = page.words(addon.descriptions) if addon else ""
+    parts = [headline, words, *_sections(folder, request, saved, mean, sampled, page.films(figures, complaint))]
     title = request.env
     if request.addons:
         title += f" with {' + '.join(request.addons)}"
@@ -189,6 +191,9 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     lead = f"{escape(recipe(request))}. Shown is the {policy}, after {steps:,} environment steps{beside}."
     if not is_last:
         lead += " By the run's own objective it was clearly better than the last one."
+    if (budget := request.settings.budget) and not request.settings.keep:
+        spent = _last_logged(folder, budget.metric)
+        lead += f" At its end: {budget.comparison.format(spent, budget.amount)}." if math.isfinite(spent) else ""
     if warning := folder.unfinished_notice(request):
         lead += f" <strong>{warning}</strong>"
     return lead
@@ -274,13 +279,13 @@ def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -
     """Return what to try after a run, from its verdict and its last logged metrics; empty where it gained."""
     if folder.unfinished_notice(request):
         return "go on with it (--resume): only a run that is finished tells what to change"
-    metrics = folder.read_metrics()
+    is_weight_fixed = request.objective.omega and request.settings.budget is None  # a budget moves it
+    prior_kl, explained = _last_logged(folder, "prior_kl", math.inf), _last_logged(folder, "explained_variance", 0.0)
+    return advice(pairs, prior_kl, explained, "--omega" if is_weight_fixed else "")
 
-    def last(name: str, default: float) -> float:
-        return next((value for value in reversed(metrics.get(name, [])) if value is not None), default)
 
-    hold_option = "--omega" if request.objective.omega else ""
-    return advice(pairs, last("prior_kl", math.inf), last("explained_variance", 0.0), hold_option)
+def _last_logged(folder: RunFolder, name: str, default: float = math.nan) -> float:
+    return next((value for value in reversed(folder.read_metrics().get(name, [])) if value is not None), default)
 
 
 def distribution_section(evaluations: dict[str, Evaluation]) -> str:

@@ -40,6 +40,7 @@ def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _
     failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
     longer = [at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)]
     parts = [
+        page.words(),
         page.section(
             "Choose ω′",
             point_slider(swept, "add-on first", "prior first"),
@@ -80,7 +81,7 @@ def point_verdicts(swept: SweepResult) -> list[str]:
         sampled = {"prior": prior.sampled, "customized": point.sampled}
         pairs = prior_pairs(mean, sampled)
         before, after = pairs[0]
-        sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
+        sentence = page.verdict(f"at {swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         contents.append(at_stop(index, sentence + page.tiles(reward_tiles({"prior": before, "customized": after}))))
     return contents
 
@@ -126,7 +127,9 @@ def points_note(swept: SweepResult) -> str:
 
 
 def tradeoff_note(swept: SweepResult) -> str:
-    knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
+    knee = escape(swept.verdict)
+    if swept.knee is not None:
+        knee = "the dotted ring marks the knee, beyond which more of the wish costs much more of the old task"
     best = ""
     if swept.best is not None:
         others = f" ({format_count(swept.tied_points, 'other')} within its error)" if swept.tied_points else ""
