@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
+from repolicy.envs import names
 from repolicy.envs.batches import RESERVED_OPTIONS
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import envpool_names, parse_env_name
@@ -28,6 +29,13 @@ envpool = pytest.importorskip("envpool")
 def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_envs(tiny(name), 1, 0)
+
+
+def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"'Hopper-v4' needs MuJoCo, .*: pip install 'repolicy\[engine\]'$"):
+        make_envs("Hopper-v4", 1, 0, "gymnasium")
+    make_envs("CartPole-v1", 1, 0, "gymnasium").close()
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypa
         render_films([Shot(policy, ENV)])
 
 
+def test_a_missing_package_is_told_before_a_picture_is_drawn(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movie, "find_spec", lambda name: None)
+    said: list[str] = []
+    with pytest.raises(UsageError, match=r"^films need the package imageio: pip install 'repolicy\[engine\]'$"):
+        render_films([Shot(policy, ENV)], said.append)
+    assert said == []
+
+
 def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [(-11, ""), (0, ""), (2, "repolicy: it lacks a package")]
     tried = []

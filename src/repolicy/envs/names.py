@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -206,4 +207,6 @@ def _constructor(name: str) -> Make:
         if plain.endswith(".py"):
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
         raise UsageError(f"there is no environment {plain!r}{hint}")
+    if str(gymnasium.registry[plain].entry_point).startswith("gymnasium.envs.mujoco") and not find_spec("mujoco"):
+        raise UsageError(f"environment {plain!r} needs MuJoCo, which is not installed: pip install 'repolicy[engine]'")
     return partial(gymnasium.make, plain, **options)

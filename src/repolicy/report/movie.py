@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def render_films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: N
 
     `say` prints the number of pictures, the time left after the second picture, and again every ten seconds.
     """
+    if find_spec("imageio") is None:
+        raise UsageError("films need the package imageio: pip install 'repolicy[engine]'")
     for shot in shots:
         _check(shot)
     say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, up to {sum(map(max_pictures, shots)):,} pictures")
@@ -362,10 +365,8 @@ def encode_film(pictures: list[np.ndarray], rate: float, format: str, max_bytes:
 
 
 def _encode_film(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
-    try:
-        import imageio.v2 as imageio
-    except ImportError:
-        raise UsageError("films need the package imageio: pip install 'repolicy[engine]'") from None
+    import imageio.v2 as imageio
+
     options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
     if format == "mp4":
         options = {"fps": rate, "codec": "libx264", "pixelformat": "yuv420p", "macro_block_size": 2}

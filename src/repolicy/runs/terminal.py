@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from repolicy.text import printable
@@ -37,14 +36,14 @@ class Terminal(Console):
         self.say(f"{title}\n{format_table(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Print each name with its value, one line each; empty values are left out."""
-        table = Table(show_header=False, box=None, padding=(0, 2))
-        table.add_column()
-        table.add_column(overflow="fold")  # a path that is cut off with … cannot be copied
-        for name, value in facts.items():
-            if value != "":
-                table.add_row(Text(printable(name), "bold"), str(value))
-        self.print(table)
+        """Print each name with its value, one line each; empty values are left out.
+
+        Nothing is wrapped: a wrapped path cannot be copied, nor found by grep.
+        """
+        shown = {printable(name): str(value) for name, value in facts.items() if value != ""}
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            self.print(Text(f"  {name.ljust(width)}", "bold"), f"  {value}", soft_wrap=True, sep="")
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text, or a cell of a table, without control characters, which text from files may contain."""
