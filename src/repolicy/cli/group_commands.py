@@ -178,7 +178,8 @@ class Customize(ResidualQLearning):
     """ω′, the reward that a nat of the prior's log-likelihood is worth; by default as in `repolicy customize`, if an
     --addon is named."""
     alpha: float | None = None
-    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
+    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it, else, if an
+    --addon is named, as in `repolicy customize`."""
     states: float | None = None
     """Price on states that the prior does not visit, as in `repolicy customize`; for discrete actions it is 0."""
     addon: Repeated = ()
