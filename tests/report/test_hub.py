@@ -108,6 +108,16 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
 
+def test_the_card_says_whether_limits_hold_and_enough_is_kept(files: dict[str, dict[str, bytes]]) -> None:
+    limit, wish = f"{tiny('stay_near')}>=-1e9", tiny("stay_near")
+    request = {"env": ENV, "addons": [wish], "limits": [limit], "settings": {"keep": 0.5}}
+    save_policy(Path("held.safetensors"), a_policy(), {"request": request}, prior=a_policy())
+    push("held.safetensors", "hf://somebody/held", episodes=3, trust=True)
+    card = files["somebody/held"]["README.md"].decode()
+    assert re.search(r"limit \S*stay_near>=\S+ holds \(", card)
+    assert "of the old return, and 0.5 was asked for: " in card
+
+
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
     card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
     save_policy("theirs.safetensors", a_policy(), card)

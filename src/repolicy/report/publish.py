@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Evaluation, addons_from_card, env_from_card, load_addon, parse_env_name
+from repolicy.envs import Evaluation, addons_from_card, env_from_card, limits_from_card, load_addon, parse_env_name
 from repolicy.errors import check_counts
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
@@ -45,13 +45,14 @@ def push(
     hub = import_hub()
     env = env or env_from_card(saved.card, path, trust)
     addon = load_addon(addons_from_card(saved.card, path, trust), env)
+    limits = limits_from_card(saved.card, path, trust)
     with translate_hub_errors(repository):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {format_count(episodes, 'episode')}")
     with one_thread():
         deterministic = parse_env_name(env).is_judged_by_mean
-        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic=deterministic)
+        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, limits=limits)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
     card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())
@@ -87,7 +88,8 @@ def model_card(
     header = import_hub().ModelCardData(license=license or "unknown", **kind)
     lines = ["---", header.to_yaml(), "---", "", f"# {name}: {title}", ""]
     if saved.prior:
-        sentence = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card))
+        keep = request.get("settings", {}).get("keep")
+        sentence = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card), keep)
         lines += [f"{capitalize(sentence)} ({basis([evaluations['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
