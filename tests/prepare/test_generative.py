@@ -254,6 +254,8 @@ def test_what_does_without_noise_or_takes_no_dial_says_so(
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     _, name = open_start(f"{HERE}:Telling", WALK, FEW, 0, 1, True, tmp_path / "prior.safetensors", False)
     assert name == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
+    with pytest.raises(UsageError, match="gives 6 numbers at a time, .* 8 for --chunk 4"):  # what the user names counts
+        open_start(f"{HERE}:Telling", WALK, FEW, 0, 4, True, tmp_path / "prior.safetensors", False)
 
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +290,6 @@ def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, fo
     else:
         with pytest.raises(UsageError, match="does not tell which of its inputs"):
             find_noise_input(shapes, 6, Path("flow.onnx"))
-
-
-def test_a_graph_that_takes_one_row_at_a_time_is_no_decoder() -> None:
-    with pytest.raises(UsageError, match="^flow.onnx takes 1 of its input x at a time: export it"):
-        find_noise_input({"x": [1, 2], "noise": ["rows", 6]}, 6, Path("flow.onnx"))
 
 
 def test_what_is_no_function_of_its_inputs_is_refused() -> None:

@@ -35,6 +35,7 @@ from repolicy.prepare.weights import collect_trial
 from repolicy.priors import check_generative_options, decoder_digest, is_code, load_decoder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
+from repolicy.text import format_digits
 
 HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is always added, so that it is never 0
 NOISE_SCALES = (1.0, 0.5, 0.0)  # scales of the noise that are evaluated without training
@@ -61,11 +62,10 @@ def open_start(
     An empty `env` stays empty where the prior's card may name it. `prior_file` is the copy in the run's folder, which
     exists already if the run is `resumed`.
     """
-    if not noise:  # an object may have attributes for these
-        decoder = load_object(prior, "prior") if is_code(prior) else prior
-        noise = getattr(decoder, "noise_size", 0)
-        if noise:
-            chunk = getattr(decoder, "chunk", chunk)
+    decoder = load_object(prior, "prior") if is_code(prior) else prior
+    noise = noise or getattr(decoder, "noise_size", 0)
+    if noise and chunk == 1:
+        chunk = getattr(decoder, "chunk", 1)
     if not noise:
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
@@ -220,7 +220,9 @@ def _format_rewards(evaluation: Evaluation) -> str:
     columns = [
         column for name, column in evaluation.columns.items() if name in ("basic_reward", "addon_reward", "metric")
     ]
-    return ", ".join(f"{column.title} {column.mean:,.4g} ± {column.error:.2g}" for column in columns)
+    return ", ".join(
+        f"{column.title} {format_digits(column.mean, 4)} ± {format_digits(column.error, 2)}" for column in columns
+    )
 
 
 def _describe_decoder(env: str, settings: Settings) -> str:

@@ -16,8 +16,16 @@ from repolicy.policies import TOLERANCE, Policy, read_decoder
 from repolicy.policies.export import MeanActionModule, onnx_graph, onnx_runner
 from repolicy.priors.finding import cache_folder
 from repolicy.priors.opening import is_code
-from repolicy.priors.running import Session, check_trusted, inputs_named_noise, load_torchscript, row_size
-from repolicy.readers.onnx_graphs import input_shapes
+from repolicy.priors.running import (
+    Session,
+    check_trusted,
+    fixed_batch_problem,
+    inputs_named_noise,
+    load_torchscript,
+    row_size,
+    runtime_errors_as_usage,
+)
+from repolicy.readers.onnx_graphs import action_sort_key, input_shapes
 from repolicy.readers.recognize import PolicyFile
 
 MAX_SIZE = 64 * 2**20  # bytes; a larger decoder is not stored in a policy's file
@@ -90,7 +98,10 @@ def _torchscript_function(file: PolicyFile) -> DecodeFunction:
     module, precision = load_torchscript(file)
 
     def run(observations: np.ndarray, noise: np.ndarray) -> Any:
-        return module(torch.from_numpy(observations).to(precision), torch.from_numpy(noise).to(precision))
+        tensors = (torch.from_numpy(array).to(precision) for array in (observations, noise))
+        sizes = f"observations of {observations.shape[1]} and noise of {noise.shape[1]} numbers, in this order"
+        with runtime_errors_as_usage(file.path, sizes):
+            return module(*tensors)
 
     return run
 
@@ -99,10 +110,11 @@ def _onnx_function(file: PolicyFile, noise_size: int) -> DecodeFunction:
     session, inputs = Session(file), input_shapes(file.reader_input.graph)
     noise_name, noise_shape = find_noise_input(inputs, noise_size, file.path)
     [observation_name] = [name for name in inputs if name != noise_name]
+    output = decoder_output(file)
 
     def run(observations: np.ndarray, noise: np.ndarray) -> Any:
         noise = noise.reshape(len(noise), *noise_shape)
-        return session.run({observation_name: observations, noise_name: noise})[0]
+        return session.run({observation_name: observations, noise_name: noise}, [output])[0]
 
     return run
 
@@ -159,10 +171,8 @@ def find_noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tup
     if len(inputs) != 2:
         names = ", ".join(inputs)
         raise UsageError(f"{path} takes {len(inputs)} inputs ({names}), not observations and noise: {remedy}")
-    for name, shape in inputs.items():
-        if shape and isinstance(shape[0], int):
-            problem = f"takes {shape[0]} of its input {name} at a time"
-            raise UsageError(f"{path} {problem}: export it with a first axis that is not fixed")
+    if problem := fixed_batch_problem(inputs, path):
+        raise UsageError(problem)
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, shape in inputs.items() if row_size(shape) == size]
     candidates = inputs_named_noise(fitting)
@@ -178,11 +188,16 @@ def find_noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tup
     return candidates[0], rows[candidates[0]]
 
 
+def decoder_output(file: PolicyFile) -> str:
+    """Return the name of the graph's output that has the actions."""
+    return min((output.name for output in file.reader_input.graph.output), key=action_sort_key)
+
+
 # A policy and its decoder as one graph, from observations and noise N(0, I) to a chunk of actions ---------------------
 
 
 DECODER_PREFIX = "decoder/"  # of the names in the decoder's graph
-DECODER_NOISE = "chosen"  # the tensor between the two graphs: the noise that the policy chose
+CHOSEN_NOISE = "chosen"  # the output of the policy's graph
 PROBE_COUNT = 64
 
 
@@ -230,29 +245,40 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
 
 
 def _join_graphs(policy_graph: bytes, file: PolicyFile, noise_name: str) -> bytes:
-    """Return one graph in which the policy's output is the decoder's noise, and both get the observations."""
+    """Return one graph in which the decoder gets the policy's output as its noise, and the policy's observations."""
     import onnx
 
     policy = onnx.load_model_from_string(policy_graph)
-    policy.graph.output[0].name = policy.graph.node[-1].output[0] = DECODER_NOISE
     decoder = onnx.compose.add_prefix(file.reader_input, DECODER_PREFIX)
+    types = {each.name: each.type.tensor_type.elem_type for each in decoder.graph.input}
+    policy.graph.node[-1].output[0] = CHOSEN_NOISE  # it was `actions`, which is now the decoder's output
+    sources, links = {noise_name: CHOSEN_NOISE}, []
+    sources |= {name: "observations" for name in input_shapes(file.reader_input.graph) if name != noise_name}
+    del policy.graph.output[:]
+    for name, source in sources.items():  # a decoder may calculate in another precision than the policy
+        link, to = f"to_{DECODER_PREFIX}{name}", f"{DECODER_PREFIX}{name}"
+        _append_cast(policy.graph, source, link, types[to])
+        links.append((link, to))
     try:
         opsets = [*policy.opset_import, *decoder.opset_import]
         version = max(opset.version for opset in opsets if not opset.domain)
         policy = onnx.version_converter.convert_version(policy, version)
         decoder = onnx.version_converter.convert_version(decoder, version)
         policy.ir_version = decoder.ir_version = max(policy.ir_version, decoder.ir_version)
-        joined = onnx.compose.merge_models(policy, decoder, io_map=[(DECODER_NOISE, f"{DECODER_PREFIX}{noise_name}")])
+        joined = onnx.compose.merge_models(policy, decoder, io_map=links)
     except Exception as error:  # onnx raises errors of several classes
-        raise FileError(f"{file.path} cannot be joined with a policy: {describe_error(error)[:200]}") from None
-    # The decoder's observations are the policy's, and the output gets a name of its own.
-    [extra] = [entry for entry in joined.graph.input if entry.name.startswith(DECODER_PREFIX)]
-    joined.graph.input.remove(extra)
-    for node in joined.graph.node:
-        for index, name in enumerate(node.input):
-            if name == extra.name:
-                node.input[index] = "observations"
-    output = joined.graph.output[0]
-    joined.graph.node.append(onnx.helper.make_node("Identity", [output.name], ["actions"]))
-    output.name = "actions"
+        remedy = "export what gives the noise with --format torchscript, and decode it"
+        raise FileError(
+            f"{file.path} cannot be joined with a policy: {describe_error(error)[:200]}; {remedy}"
+        ) from None
+    del joined.graph.output[:]
+    _append_cast(joined.graph, DECODER_PREFIX + decoder_output(file), "actions", onnx.TensorProto.FLOAT)
     return joined.SerializeToString()
+
+
+def _append_cast(graph: Any, source: str, output: str, element_type: int) -> None:
+    """Append an output to a graph: the tensor `source`, with the elements' type."""
+    import onnx
+
+    graph.node.append(onnx.helper.make_node("Cast", [source], [output], to=element_type))
+    graph.output.append(onnx.helper.make_tensor_value_info(output, element_type, None))

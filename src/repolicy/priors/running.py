@@ -46,7 +46,7 @@ def _check_deterministic(first: Tensor, second: Tensor, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _runtime_errors_as_usage(observation_size: int, path: Path) -> Iterator[None]:
+def runtime_errors_as_usage(path: Path, inputs: str) -> Iterator[None]:
     """Turn the runtime's errors into a UsageError with the last line of the trace, which has the reason."""
     try:
         yield
@@ -55,7 +55,7 @@ def _runtime_errors_as_usage(observation_size: int, path: Path) -> Iterator[None
     except Exception as error:  # the runtimes have several classes
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         why = re.sub(r"^[\w.]*(Error|Exception): ", "", reason[0])[:200]
-        raise UsageError(f"{path} does not run on observations of {observation_size} numbers: {why}") from None
+        raise UsageError(f"{path} does not run on {inputs}: {why}") from None
 
 
 NOISE_WORDS = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # whole words in the name of an input
@@ -69,6 +69,14 @@ def inputs_named_noise(inputs: Iterable[str]) -> list[str]:
 def row_size(shape: list[Any]) -> int | None:
     """Return how many numbers an input of this shape has in a row; None if the graph does not fix it."""
     return math.prod(shape[1:]) if all(isinstance(axis, int) for axis in shape[1:]) else None
+
+
+def fixed_batch_problem(inputs: dict[str, list[Any]], path: Path) -> str:
+    """Return a sentence about the first input whose number of rows is fixed; empty where there is none."""
+    fixed = next(((name, shape[0]) for name, shape in inputs.items() if shape and isinstance(shape[0], int)), None)
+    if fixed is None:
+        return ""
+    return f"{path} takes {fixed[1]} of its input {fixed[0]} at a time: export it with a first axis that is not fixed"
 
 
 class NeedsNoiseError(FileError):
@@ -94,6 +102,8 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
     memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
     others = [name for name in inputs if name not in memory]
     if len(others) == 2 and len(noises := inputs_named_noise(others)) == 1:
+        if problem := fixed_batch_problem(inputs, path):
+            raise NeedsNoiseError(problem)
         usage = generative_usage(row_size(inputs[noises[0]]) or "COUNT")
         raise NeedsNoiseError(f"{path} takes noise beside observations, as a generative policy does: {usage}")
     if len(others) != 1:
@@ -165,7 +175,7 @@ class Graph:
     def prepare(self, observation_size: int) -> bool:
         """Test whether the graph is deterministic, and whether it can run batches. Return whether it has a memory."""
         rows = torch.randn(TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
-        with _runtime_errors_as_usage(observation_size, self._path):
+        with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
             first, second = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
         _check_deterministic(first, second, self._path)
         if self._runs_row_by_row:
@@ -209,7 +219,8 @@ def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
                 tensor.requires_grad_(False)
     except (RuntimeError, ValueError, OSError) as error:
         raise FileError(f"{file.path} cannot be loaded by PyTorch: {describe_error(error)[:200]}") from None
-    return module, next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+    tensors = (*module.parameters(), *module.buffers())
+    return module, next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)
 
 
 class Script:
@@ -231,7 +242,7 @@ class Script:
             self._module.reset_memory()
         before = self._buffers()
         noise = torch.randn(2, TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0))
-        with _runtime_errors_as_usage(observation_size, self._path):
+        with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
             first = self._forward(noise[0, :1])
         after = self._buffers()
         self._initial = {name: value for name, value in before.items() if not torch.equal(value, after[name])}
