@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_every_parameter_learns(family: str) -> None:
     distribution = policy(torch.randn(32, 3))
     (distribution.log_prob(distribution.sample().detach()) * torch.randn(32)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_a_policy_can_be_pickled(family: str) -> None:
+    policy, seen = wild(SPECS[family]), np.ones((2, 3))
+    copied = pickle.loads(pickle.dumps(policy))
+    copied.load_state_dict(policy.state_dict())  # which refreshes what it normalizes with
+    np.testing.assert_array_equal(copied.predict(seen)[0], policy.predict(seen)[0])
 
 
 @pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed", "state_squashed"])

@@ -30,7 +30,7 @@ class Normalizer(nn.Module):
         self.register_buffer("shift", torch.zeros(size), persistent=False)
         self.register_buffer("scale", torch.ones(size), persistent=False)
         self._refresh()
-        self.register_load_state_dict_post_hook(lambda module, _: module._refresh())
+        self.register_load_state_dict_post_hook(_after_loading)
 
     def forward(self, observations: Tensor) -> Tensor:
         return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
@@ -61,6 +61,10 @@ class Normalizer(nn.Module):
     def _refresh(self) -> None:
         self.shift = self.mean.float()
         self.scale = (self.var + 1e-8).rsqrt().float()
+
+
+def _after_loading(normalizer: Normalizer, _: object) -> None:  # with a name, because a lambda cannot be pickled
+    normalizer._refresh()
 
 
 # Statistics over batches ----------------------------------------------------------------------------------------------
