@@ -65,6 +65,12 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
     np.testing.assert_allclose(found.addon, extra, rtol=1e-5)
 
 
+def test_evaluations_are_compared_without_an_error() -> None:
+    one, other = (evaluate(policy(1), tiny("LinearQuadratic"), 2) for _ in range(2))
+    assert [one == one, one == other] == [True, False]  # each is itself alone, and has a place in a set
+    assert len({one, other}) == 2
+
+
 def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() -> None:
     def distance(deterministic: bool, sampling: int) -> float:
         envs = make_envs(tiny("LinearQuadratic"), 2, 0)

@@ -42,6 +42,7 @@ def test_the_worst_place_decides() -> None:
     rows = around.tables[0][1]
     assert [row[0] for row in rows] == [f"wires = {wires:g}" for wires in found]
     assert [row[-1] for row in rows] == [*found.values()]
+    assert repr(around).startswith("worse at the worst of 5 places")  # what a notebook shows
 
 
 def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp_path: Path) -> None:

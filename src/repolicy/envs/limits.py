@@ -34,7 +34,7 @@ class Limit:
     @classmethod
     def of(cls, text: str) -> "Limit":
         """Parse `NAME<=NUMBER` or `NAME>=NUMBER`. Nothing is imported yet."""
-        form = FORM.fullmatch(text.strip())
+        form = FORM.fullmatch(str(text).strip())  # which may be a function
         if form is None or not math.isfinite(bound := parse_number(form[3])):
             raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
         return cls(form[1], 1 if form[2] == "<=" else -1, bound)

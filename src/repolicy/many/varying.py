@@ -63,7 +63,7 @@ class Place:
         return max(self.comparison.deciding_rows, key=lambda row: row.loss)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VariedComparison:
     """The comparisons at all places."""
 
@@ -111,7 +111,7 @@ class VariedComparison:
         headings, _ = self.worst.comparison.tables[0]
         return ["place", "what", *headings[1:]], rows
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return format_comparison(self.sentences, self.tables)
 
     def as_dict(self) -> dict[str, Any]:
