@@ -19,7 +19,7 @@ from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.network import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.dials import METHODS, dial, interpolate_policies
+from repolicy.priors.dials import METHODS, How, dial, interpolate_policies
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.runs.result import Result
@@ -43,6 +43,14 @@ def pair(family: str) -> tuple[Policy, Policy]:
     spec = PolicySpec(4, CHOICES if family == "categorical" else BOX, family, hidden=(8, 8))
     prior = shaken(spec)
     return prior, shaken(spec, prior)
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_a_dial_leaves_a_users_random_numbers_alone(how: How) -> None:
+    policies = pair("gaussian")
+    before = torch.random.get_rng_state()
+    interpolate_policies(*policies, 0.5, how)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def as_policy(linear: lq.LinearGaussian) -> Policy:

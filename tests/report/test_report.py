@@ -30,6 +30,7 @@ from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
 from repolicy.report.verdict import mean_and_std, rounded, verdict
 from repolicy.runs.folder import RunFolder
+from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 from repolicy.text import format_number
 
@@ -233,6 +234,12 @@ def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, R
     request = half.load_request()
     request = replace(request, settings=replace(request.settings, steps=9216))
     assert report.next_step_hint(half, request, []).startswith("go on with it (--resume)")
+
+
+@pytest.mark.usefixtures("_no_renderer")
+def test_a_result_names_its_folder_and_is_trusted(runs: tuple[RunFolder, RunFolder]) -> None:
+    result = Result(runs[1].path, 4096, True, {})  # its add-on is code
+    assert write_report(result, episodes=1) == runs[1].path / "report.html"
 
 
 def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def _write_report(result: "Result") -> dict[str, Any]:
     try:
         if "dial_kl" in result.last:
             return Dial(str(result.folder), trust=True).run()
-        path = write_report(result.folder, trust=True, say=terminal.say)
+        path = write_report(result, say=terminal.say)
     except RepolicyError as error:
         terminal.say(f"no report: {error}")
         return {}

@@ -20,7 +20,15 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_from_card, env_from_card, limits_from_card
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import Agent, ConditionedPolicy, EnvAwareAgent, Policy, Prior, check_has_log_prob
+from repolicy.policies import (
+    Agent,
+    ConditionedPolicy,
+    EnvAwareAgent,
+    Policy,
+    Prior,
+    check_has_log_prob,
+    with_torch_defaults,
+)
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import format_count
@@ -42,7 +50,7 @@ class Steps:
     env_actions: np.ndarray  # [T, N, A] the actions as the environment received them
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # `==` of arrays is no bool
 class Evaluation:
     """The result of an evaluation: arrays `[E]` with a sum over each of E episodes, unless noted otherwise."""
 
@@ -148,6 +156,7 @@ class Column(NamedTuple):
         return float(np.sqrt(squares) / shares.sum())
 
 
+@with_torch_defaults()
 def evaluate(
     agent: Agent | str | Path,
     env: EnvLike | None = None,

@@ -19,11 +19,12 @@ from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
-from repolicy.policies import ActionSpace, Density, Policy, Prior
+from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS
 from repolicy.priors import MeanPrior, OpenedPolicy
 
 
+@with_torch_defaults()
 def prior_reward(
     prior: str | Path | Mapping[str, Any] | Prior,
     omega: float | None = None,

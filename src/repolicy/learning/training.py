@@ -19,7 +19,7 @@ from repolicy.envs import (
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
-from repolicy.policies import Policy, Prior
+from repolicy.policies import Policy, Prior, with_torch_defaults
 from repolicy.prepare import session
 from repolicy.prepare.beginning import INITS, Start
 from repolicy.prepare.checks import (
@@ -41,6 +41,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
 
 
+@with_torch_defaults()
 def train(
     env: EnvLike,
     objective: Objective | None = None,
@@ -106,6 +107,7 @@ def train(
         return run(request, folder, resume, callbacks, notes, env_timeout)
 
 
+@with_torch_defaults()
 def customize(
     prior: str | Path | Policy | Result | Prior | MeanFunction,
     addon: Wish = (),

@@ -49,7 +49,7 @@ from repolicy.many.bets import (
     loss_bounds,
     mean_lower_bound,
 )
-from repolicy.policies import Agent
+from repolicy.policies import Agent, with_torch_defaults
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
@@ -222,6 +222,7 @@ def compare_quantity(
     return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 
+@with_torch_defaults()
 def compare(
     old: Agent | OpenedPolicy | str | Path,
     new: Agent | OpenedPolicy | str | Path,

@@ -22,7 +22,7 @@ from repolicy.many.evaluations import code_sums, evaluations_sum, read_evaluatio
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
-from repolicy.policies import OBJECTIVE_SHAPE, Policy
+from repolicy.policies import OBJECTIVE_SHAPE, Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
 from repolicy.prepare.checks import choose_weights, try_addon
 from repolicy.prepare.generative import open_start
@@ -54,6 +54,7 @@ SWEEP_SHAPE = {
 EPISODES = 50  # of each evaluation
 
 
+@with_torch_defaults()
 def sweep(
     prior: str | Path | Result,
     addon: Wish = (),

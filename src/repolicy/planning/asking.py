@@ -34,7 +34,7 @@ from repolicy.planning.planner import Planner, Search, Tally
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
-from repolicy.policies import Agent, Policy, SavedPolicy
+from repolicy.policies import Agent, Policy, SavedPolicy, with_torch_defaults
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_rollouts, observation_count
 from repolicy.prepare.weights import EnvWeightFinder
@@ -57,6 +57,7 @@ class Planned(Planner):
         return f"Planner in {self.env} for {' + '.join(self.addons)}: {'; '.join(self.notes)}"
 
 
+@with_torch_defaults()
 def plan(
     prior: Any,
     addon: Wish,

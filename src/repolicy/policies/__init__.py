@@ -50,5 +50,6 @@ from repolicy.policies.policy import (
     make_policy,
     trainable_copy,
 )
+from repolicy.policies.torch_defaults import with_torch_defaults
 
 __all__ = ["density", "export", "metadata", "storage"]

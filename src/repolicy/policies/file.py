@@ -16,6 +16,7 @@ from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import is_repolicy_file, read, serialize, write
+from repolicy.policies.torch_defaults import with_torch_defaults
 from repolicy.ranges import MAX_DIALS, Dial
 from repolicy.text import printable
 
@@ -78,6 +79,7 @@ class SavedPolicy(NamedTuple):
     content: bytes = b""  # the file itself, if Repolicy wrote it
 
 
+@with_torch_defaults()
 def save_policy(
     path: str | Path,
     policy: Policy,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.policy import Policy, PolicySpec, frozen, make_policy
 from repolicy.ranges import Dial
 
 DEGREE = 4  # of the polynomials: enough for one or two bends over the range of a dial
@@ -210,7 +210,7 @@ class ConditionedPolicy(Policy):
     @torch.no_grad()
     def at_positions(self, positions: Sequence[float]) -> Policy:
         """Return the ordinary policy at a position from −1 to 1 on each dial."""
-        plain, state, size = Policy(self.spec), self.state_dict(), self.spec.observation_size
+        plain, state, size = make_policy(self.spec, 0), self.state_dict(), self.spec.observation_size
         state |= {f"normalizer.{name}": state[f"normalizer.{name}"][:size] for name in ("mean", "var")}
         plain.load_state_dict({name: state[name] for name in plain.state_dict()})
         spare = self.network.fold(positions, plain.network)

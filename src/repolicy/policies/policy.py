@@ -302,4 +302,5 @@ def trainable_copy(policy: P) -> P:
 
 def frozen(policy: P) -> P:
     """Return a copy of the policy without gradients, for use as a prior."""
-    return trainable_copy(policy).requires_grad_(False).eval()
+    with torch.random.fork_rng(devices=[]):  # the copy's first weights are replaced, and nobody's random numbers change
+        return trainable_copy(policy).requires_grad_(False).eval()

@@ -28,7 +28,9 @@ from repolicy.policies import (
     frozen,
     layers_of,
     load_layers,
+    make_policy,
     scale_outputs,
+    with_torch_defaults,
 )
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -37,6 +39,7 @@ How = Literal["mixture", "weights"]
 OTHER_DIAL = "use the other dial: how='weights', or --how weights"
 
 
+@with_torch_defaults()
 def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
     """Interpolate between the prior in a customized policy's file (t = 0) and the customized policy (t = 1).
 
@@ -54,7 +57,7 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
         raise UsageError(f"{name} has no trained dial of a name: give t, where 0 is the prior, 1 the customized policy")
     interpolated = interpolate_policies(require_prior(saved, name), saved.policy, t, how)
     if warning := extrapolation_warning(t):
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)  # the decorator is a call of its own
     return interpolated
 
 
@@ -99,7 +102,8 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
     prior_layers = scale_outputs(layers_of(prior.network), prior_weight)
     customized_layers = scale_outputs(layers_of(customized.network), customized_weight)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
-    mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
+    spec = replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
+    mixed = make_policy(spec, 0)
     load_layers(mixed.network, add_networks(prior_layers, customized_layers))
     if mixed.log_std is not None and std is not None:
         mixed.log_std.data = std.log().float()
@@ -133,7 +137,7 @@ def _weights(prior: Policy, customized: Policy, t: float) -> Policy:
     one, other = asdict(prior.spec), asdict(customized.spec)
     if differing := ", ".join(name for name in one if one[name] != other[name]):
         raise UsageError(f"the prior and the customized policy differ in {differing}: use the mixture")
-    interpolated = Policy(prior.spec)
+    interpolated = make_policy(prior.spec, 0)
     start, end = prior.state_dict(), customized.state_dict()
     interpolated.load_state_dict(
         {name: torch.lerp(start[name].double(), end[name].double(), t).to(start[name]) for name in start}

@@ -14,7 +14,16 @@ import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import import_name, load_object
-from repolicy.policies import Policy, SavedPolicy, frozen, origin_notes, policy_bytes, read_card, read_saved_policy
+from repolicy.policies import (
+    Policy,
+    SavedPolicy,
+    frozen,
+    origin_notes,
+    policy_bytes,
+    read_card,
+    read_saved_policy,
+    with_torch_defaults,
+)
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fit_std, wants_fit
 from repolicy.priors.hub import is_on_hub
@@ -50,6 +59,7 @@ def check_own_file_options(path: str | Path, options: Options | None) -> None:
         raise UsageError(f"{path} is Repolicy's own file: {wrong}")
 
 
+@with_torch_defaults()
 def load_policy(
     reference: str | Path,
     *,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std
+from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std, make_policy
 from repolicy.readers.description import Array, Linear, Normalizer, PolicyDescription
 
 
@@ -25,7 +25,7 @@ def policy_from(described: PolicyDescription) -> Policy:
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
     elif std is not None and std.source == "features":
         state["log_std"] = _tensor(std.raw)
-    policy = Policy(spec)
+    policy = make_policy(spec, 0)
     for name, wanted in policy.state_dict().items():
         if state[name].shape != wanted.shape:
             raise _shape_error(described, name, state[name].shape, wanted.shape)

@@ -24,7 +24,7 @@ from repolicy.envs import (
 from repolicy.envs.addon_names import with_weights
 from repolicy.errors import FileError, RepolicyError
 from repolicy.files import file_sum
-from repolicy.policies import SavedPolicy, read_card
+from repolicy.policies import SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
 from repolicy.report import charts, page
@@ -43,7 +43,7 @@ from repolicy.report.verdict import (
     name_of_prior,
     verdict,
 )
-from repolicy.runs import Request, RunFolder, command_options, command_words, format_table, ranks, recipe
+from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, ranks, recipe
 from repolicy.text import format_number
 
 FILM_SECONDS = 6.0
@@ -54,18 +54,19 @@ UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": 
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
+@with_torch_defaults()
 def write_report(
-    out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
+    out: str | Path | Result, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
 ) -> Path:
     """Evaluate a run's policy, and its prior if it has one, film both, write `report.html`, and return its path.
 
     Args:
-        out: the run's folder.
+        out: the run's folder, or its result, which is trusted.
         episodes: number of episodes in each evaluation.
         say: a function that prints each progress sentence.
         trust: whether to run code that the folder names, such as an environment in a file.
     """
-    folder = RunFolder(out)
+    folder, trust = (RunFolder(out.folder), True) if isinstance(out, Result) else (RunFolder(out), trust)
     request = folder.load_request()
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
     check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)

@@ -1,0 +1,57 @@
+"""Programs that have chosen other defaults of torch get the same policies, and their choices stay."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+from saved_policies import trained
+from small_runs import SMALL, same, small, weights
+
+import repolicy
+from repolicy.policies.torch_defaults import with_torch_defaults
+
+
+def test_torch_is_as_it_was_afterwards_also_after_an_error(other_defaults: None) -> None:
+    seen = list[tuple[torch.dtype, torch.device]]()
+
+    @with_torch_defaults()
+    def fail() -> None:
+        seen.append((torch.get_default_dtype(), torch.get_default_device()))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [(torch.float32, torch.device("cpu"))]
+    assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float64, torch.device("meta"))
+
+
+def test_a_policy_is_read_and_its_dial_turned_as_ever(tmp_path: Path, other_defaults: None) -> None:
+    with torch.device("cpu"), with_torch_defaults():
+        policy, prior = trained(seed=1), trained(seed=0)
+        prior.normalizer.load_state_dict(policy.normalizer.state_dict())
+    repolicy.save_policy(tmp_path / "policy", policy, prior=prior)
+    assert same(repolicy.load_policy(tmp_path / "policy").state_dict(), policy.state_dict())
+    assert same(repolicy.dial(tmp_path / "policy", 1.0, "weights").state_dict(), policy.state_dict())
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_training_ends_in_the_same_bits(
+    tmp_path: Path, around: Callable[[], AbstractContextManager[None]], request: pytest.FixtureRequest
+) -> None:
+    small(tmp_path / "one", SMALL)
+    request.getfixturevalue("other_defaults")
+    with around():
+        small(tmp_path / "other", SMALL)
+    with with_torch_defaults():
+        assert same(weights(tmp_path / "one"), weights(tmp_path / "other"))
+
+
+@pytest.fixture
+def other_defaults() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
