@@ -223,7 +223,7 @@ def test_the_report_has_every_position_and_needs_nothing_else(
     assert [position["at"] for position in found["positions"]] == [index / 10 for index in range(1, 11)]
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][-1]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
-    assert html.count('data-shown="9"') == 3  # film, table, command
+    assert html.count('data-shown="9"') == 4  # verdict, film, table, command
     assert html.count('<th scope="row">prior</th>') == 1
     assert "t 0</" not in html
     assert "--at 0.7" in html
