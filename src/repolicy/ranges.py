@@ -101,6 +101,11 @@ class Dial(NamedTuple):
         return min(max(value, self.low), self.high)
 
 
+def middle_of(dials: Sequence[Dial]) -> str:
+    """Return words such as `omega 0.3, the middle of the range`; an actor stands there where it is given no place."""
+    return " and ".join(f"{dial.name} {dial.value(0.0):.3g}" for dial in dials) + ", the middle of the range"
+
+
 def enough_digits(values: Sequence[float]) -> int:
     """Return the number of significant digits, 3 or more, that round by at most 5 % of the least distance."""
     near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)

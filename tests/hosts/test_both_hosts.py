@@ -39,7 +39,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kl_budget": 1.0}, "a KL budget moves omega and alpha together, from one value above 0 on: name one number"),
     ({"objective": Objective("addon", 0.3, 0.2), "kl_budget": 1.0} | UNNAMED, "a KL budget moves omega and alpha"),
     ({"log_prior_budget": 1.0, "alpha": 0.0}, "a log-prior budget moves omega .* at a fixed alpha above 0"),
-    ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
+    ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto, which begins at alpha, and no "),
     ({"objective": {"wish": 1}} | UNNAMED, "it must be a mapping with some of task, omega, alpha, states and bonus"),
     ({"objective": "kl"} | UNNAMED, "the objective is 'kl'; it must be a mapping"),
     ({"objective": Objective("addon", 0.1, 0.1, bonus=1.0)} | UNNAMED, "bonus is 1, and this host knows no"),

@@ -20,6 +20,7 @@ from repolicy.hosts.rsl_rl_dial import DialedPPO
 from repolicy.policies.metadata import fingerprint
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.ranges import Range
+from repolicy.report.host_page import write_host_report
 
 RANGE = Range(0.1, 3.0)
 
@@ -92,11 +93,13 @@ def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_
     torch.testing.assert_close(*left, rtol=1e-4, atol=1e-4)
 
 
-def test_the_verdict_says_which_weight_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_says_which_weight_it_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
-    assert (
-        runner(Range(0.1, 10.0)).alg.verdict().startswith("at omega 1, the middle of the range:\nprior with the mean")
-    )
+    started = runner(Range(0.1, 10.0))
+    assert started.alg.verdict().startswith("at omega 1, the middle of the range:\nprior with the mean")
+    started.save(str(tmp_path / "model_0.pt"))
+    page, _ = write_host_report(tmp_path)
+    assert "Its episodes are at omega 1, the middle of the range." in page.read_text()
 
 
 def dialed_value(place: float) -> float:

@@ -1,7 +1,6 @@
 """Episodes of a prior in a host's environments: they set the weights that are not named, and they give the verdict."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
-from repolicy.hosts.steering import Steering
+from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.learning.multipliers import MIN_LOST_SHARE
 from repolicy.policies import ActionSpace, Density, Normalizer, moment_sums
 from repolicy.policies.density import fit_density
@@ -25,7 +24,7 @@ from repolicy.prepare.states import (
     SKIPPED_STEPS,
     check_enough,
 )
-from repolicy.prepare.weights import Shape, WeightFinder
+from repolicy.prepare.weights import Shape, WeightFinder, Weights, weights_from_card
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.host_page import to_evaluation
 from repolicy.report.verdict import Pair, action_words, mean_and_std, verdict
@@ -221,10 +220,8 @@ class PriorEpisodes:
         while self._needs_states():
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()
-        try:
+        with errors_in_setting_names():
             check_enough(len(states), float(_concatenate(self.sampled, "lengths").mean()))
-        except UsageError as error:
-            raise UsageError(with_setting_names(str(error))) from None
         return density_of_states(states)
 
     def _needs_states(self) -> bool:
@@ -254,7 +251,8 @@ def density_of_states(states: Tensor) -> Density:
     """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time."""
     normalizer = Normalizer(states.shape[-1]).to(states.device)
     normalizer.update(moment_sums(states))
-    return fit_density(normalizer(states), normalizer)
+    with errors_in_setting_names():
+        return fit_density(normalizer(states), normalizer)
 
 
 def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
@@ -318,18 +316,24 @@ class HostWeightFinder(WeightFinder):
             return "the add-on at weight 1"
         return "the add-on as it is paid"
 
-    @property
-    def episodes(self) -> PriorEpisodes:
+    def require_episodes(self) -> PriorEpisodes:
+        """Return the episodes; raise where none can be run."""
         if self.prior_episodes is None:
             untold = "the prior's file does not tell what a nat of it is worth"
-            raise UsageError(f"{untold}, and a function has no environment to measure it in: name omega and alpha")
+            unmeasured = "and a function has no environment to measure it in: name omega and alpha"
+            raise UsageError(f"{untold}, {unmeasured}, or beside kl_budget alpha alone")
         return self.prior_episodes
 
+    def weights(self, option: str) -> tuple[Weights | None, float, str]:
+        if weights_from_card(self.card, self.prior.observation_size) is None:
+            self.require_episodes()  # before a measurement is announced
+        return super().weights(option)
+
     def measure_worths(self) -> Worths:
-        return self.episodes.worths()
+        return self.require_episodes().worths()
 
     def addon_rewards(self) -> np.ndarray:
-        return self.episodes.typical_addon()
+        return self.require_episodes().typical_addon()
 
 
 def set_weights(
@@ -345,18 +349,11 @@ def set_weights(
     """
     if steering.objective.is_set:
         return steering
-    try:
+    with errors_in_setting_names():
         found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, say, episodes))
-    except UsageError as error:
-        raise UsageError(with_setting_names(str(error))) from None
     for note in found.notes:
         say(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
-
-
-def with_setting_names(sentence: str) -> str:
-    """Replace the command line's options in a sentence by a host's settings: --kl-budget by kl_budget."""
-    return re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence)
 
 
 def measure_unset(method: Method, envs: HostEnvs) -> None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import Sizes, density_of_states, set_weights, with_setting_names
+from repolicy.hosts.measuring import Sizes, density_of_states, set_weights
 from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
-from repolicy.hosts.steering import Steering
+from repolicy.hosts.steering import Steering, with_setting_names
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS

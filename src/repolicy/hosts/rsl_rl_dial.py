@@ -14,6 +14,7 @@ from repolicy.envs import DialPositions
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
 from repolicy.learning.terms import Parts, TaskRewards
+from repolicy.ranges import middle_of
 from repolicy.runs import Settings
 
 
@@ -57,8 +58,7 @@ class DialedPPO(ResidualPPO):
 
     def verdict(self) -> str:
         """Return the verdict on the middle of each range, which an actor takes where it is given no place."""
-        places = " and ".join(f"{dial.name} {dial.value(0.0):.3g}" for dial in self.dials)
-        return f"at {places}, the middle of the range:\n{super().verdict()}"
+        return f"at {middle_of(self.dials)}:\n{super().verdict()}"
 
     def compute_returns(self, obs: Any) -> None:
         """Compute the engine's advantages of the parts of the return, each times its weight in the episode."""

@@ -89,7 +89,9 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
-            raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
+            raise UsageError(
+                f"{option} goes with --omega auto, which begins at --alpha, and no other --objective than residual"
+            )
         return PriorTerms("auto", states)
     if settings.keep is not None and omega == "auto":
         omega = None  # a share to keep moves omega in any case, from what is chosen where none is named

@@ -10,7 +10,9 @@ import numpy as np
 
 from repolicy.envs import Evaluation
 from repolicy.errors import FileError, first_line
+from repolicy.objective import Objective
 from repolicy.priors import find_policy, is_plan
+from repolicy.ranges import middle_of
 from repolicy.readers.pickles import DAMAGE_ERRORS
 from repolicy.readers.recognize import PolicyFile
 from repolicy.readers.zips import open_zip, read_zip_entry
@@ -89,6 +91,8 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], str]:
     objective = {f"objective: {key}": value for key, value in stored["objective"].items()}
     parts.append(page.section("Its settings", page.settings(objective)))
     missing = "" if pairs else " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
+    if pairs and (dials := Objective(**stored["objective"]).dials):
+        missing = f" Its episodes are at {middle_of(dials)}."
     lead = f"ResidualPPO, from {escape(file.name)}, after {stored['iterations']:,} iterations.{escape(missing)}"
     return lead, parts, sentence
 
