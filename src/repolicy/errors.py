@@ -68,7 +68,8 @@ def describe_error(error: BaseException) -> str:
     """Return an exception's type, message and place on one line."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{_place(error)}"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if message else ''}{message}{_place(error)}"
 
 
 def _place(error: BaseException) -> str:

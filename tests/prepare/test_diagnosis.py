@@ -16,7 +16,7 @@ from repolicy.cli.compare_diagnose_plan import Diagnose
 from repolicy.envs.addons import combine_addons
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis
 from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics, diagnose, find_complaints
 from repolicy.prepare.worth import Worth
@@ -94,6 +94,13 @@ def test_a_std_that_cannot_be_trained_from() -> None:
     assert (
         "too narrow" in find_complaints(optimum(), statistics_of(0.0), statistics_of(0.0, 1e-4), statistics_of(1.0))[0]
     )
+
+
+@pytest.mark.filterwarnings("error")
+def test_choices_have_no_range_also_where_they_are_not_counted_from_0() -> None:
+    for space in (ActionSpace("discrete", (3,), (2.0,)), ActionSpace("discrete", (3, 2), (-1.0, 5.0))):
+        chooses = Policy(PolicySpec(1, space, "categorical"))
+        assert find_complaints(chooses, statistics_of(0.0), statistics_of(0.0), statistics_of(1.0)) == []
 
 
 def test_without_a_reward_the_rest_is_told() -> None:

@@ -30,6 +30,22 @@ from repolicy.report.scenes import Episode, describe_worst, first_episode, typic
 ENV = "InvertedPendulum-v5"
 
 
+class Unseen(gymnasium.Env):
+    """It takes a render_mode, and has no render()."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Box(-3.0, 3.0, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, **options: object) -> tuple[np.ndarray, dict[str, object]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
+        return np.zeros(4, np.float32), 0.0, False, True, {}
+
+
 @pytest.fixture
 def policy(tmp_path: Path) -> str:
     path = tmp_path / "policy.safetensors"
@@ -99,6 +115,8 @@ def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], 
 def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str) -> None:
     with pytest.raises(UsageError, match="neither Gymnasium nor EnvPool"):
         render_films([Shot(policy, "NoSuchEnvironment-v0")])
+    with pytest.raises(UsageError, match=r"cannot be filmed: it has no render\(\)$"):
+        movie.render_pictures(Shot(policy, f"{Path(__file__)}:Unseen"))
     with pytest.raises(UsageError, match="takes observations of 4 numbers"):
         movie.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
 

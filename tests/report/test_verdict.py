@@ -76,6 +76,11 @@ def test_worse() -> None:
     )
 
 
+def test_more_than_all_of_the_old_return_may_be_lost() -> None:
+    said = verdict(evaluated(HALF + 100, HALF), evaluated(HALF - 10, HALF))
+    assert said.startswith("it has −10.0 % of the old return")
+
+
 def test_a_difference_within_its_error_is_none() -> None:
     prior = evaluated(100 * HALF, 0 * HALF)
     for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4

@@ -157,8 +157,8 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 SETTINGS = repolicy.Settings(steps=100_000, ranks=2)
 METRICS = {
     "iteration": 25, "steps": 102_400, "steps_per_second": 8_123.0, "share_physics": 0.5, "share_policy": 0.2,
-    "share_update": 0.3, "omega": 0.123, "alpha": 0.1, "prior_kl": 0.9, "below_prior": 1.4, "entropy": -1.2,
-    "evaluation_objective": 12.0, "basic_return": 3000.2, "episode_length": 1000,
+    "share_update": 0.3, "omega": 0.123, "alpha": 0.1, "prior_kl": 0.9, "below_prior": 1.4, "kept": -0.25,
+    "entropy": -1.2, "evaluation_objective": 12.0, "basic_return": 3000.2, "episode_length": 1000,
 }  # fmt: skip
 
 
@@ -212,6 +212,7 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
     [
         ({"kl_budget": 1.0}, "ω′ 0.123 · 0.90 nats a step, the budget is 1"),
         ({"log_prior_budget": 2.0}, "ω′ 0.123 · 1.40 nats a step, the budget is 2"),
+        ({"keep": 0.9}, "ω′ 0.123 · -0.250 of the old return kept, of 0.9"),
     ],
 )
 def test_a_budget_is_shown_with_what_is_spent_of_it(

@@ -308,7 +308,7 @@ def kept_sentence(prior: Policy, policy: Policy, request: Request) -> str:
     kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
     wanted = float(request.settings.keep or 0.0)
     sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return with the mean action"
-    sentence += f", and was to keep {wanted:.4g}"
+    sentence += f", and was to keep {100.0 * wanted:.6g}%"
     return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
 
 
@@ -325,9 +325,9 @@ def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) 
         error = broken_by.std() / math.sqrt(count)
         # Broken by more than a little, and by more than two standard errors.
         if broken_by.mean() > held.unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
-            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
+            best = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
             sentences.append(
-                f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
-                f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"
+                f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, the "
+                f"best {count} {best:.3g}; more --steps may do, or a wish that weighs less"
             )
     return sentences

@@ -238,7 +238,7 @@ class Policy(nn.Module):
         observations = np.asarray(observation, np.float32)
         if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
             takes = f"the policy takes observations of {self.observation_size} numbers, one or a row each"
-            raise UsageError(f"{takes}; got an array of shape {observations.shape}")
+            raise UsageError(f"{takes}, laid out flat; got an array of shape {observations.shape}")
         rows = np.atleast_2d(observations)
         actor = self.actor(1, len(rows), None if deterministic else torch.default_generator)
         actions = self.to_environment(actor(rows))

@@ -213,7 +213,7 @@ def _action_span(policy: Policy) -> float | None:
     """Return the range of continuous actions, before tanh for a squashed policy, or None without bounds."""
     if policy.family.squashes:
         return 2.0
-    if not policy.actions.low:
+    if not policy.actions.high:
         return None
     spans = np.array(policy.actions.high) - np.array(policy.actions.low)
     return float(spans.mean()) if np.isfinite(spans).all() else None

@@ -348,6 +348,8 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
     except Exception as error:
         if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
             raise _NoRendererError from error
+        if isinstance(error, NotImplementedError):
+            raise UsageError(f"environment {shot.env!r} cannot be filmed: it has no render()") from error
         raise UsageError(_error_sentence(shot, error)) from error
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[2] != 3:

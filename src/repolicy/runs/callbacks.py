@@ -166,7 +166,7 @@ class Display:
         latest, budget = self._latest, self._request.settings.budget
         if budget is None or budget.metric not in latest or "omega" not in latest:
             return []
-        return [f"ω′ {latest['omega']:.3g}", budget.comparison.format(max(latest[budget.metric], 0.0), budget.amount)]
+        return [f"ω′ {latest['omega']:.3g}", budget.comparison.format(latest[budget.metric], budget.amount)]
 
     def _panel(self) -> Group:
         (share, left), latest = self._progress(), self._latest

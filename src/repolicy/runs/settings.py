@@ -72,12 +72,12 @@ class Budget(NamedTuple):
         return self.description.format(self.amount)
 
 
-_NATS = "{:.2f} nats a step, the budget is {:g}"
+_NATS = "{:z.2f} nats a step, the budget is {:g}"
 # The settings that are budgets, each with the fields of `Budget` after the amount.
 BUDGETS = {
     "kl_budget": ("prior_kl", "ω′ and α̂ move to stay {:g} nats a step from the prior", _NATS),
     "log_prior_budget": ("below_prior", "ω′ moves until actions are {:g} nats less likely than the prior's own", _NATS),
-    "keep": ("kept", "ω′ moves to keep {:.4g} of the old return", "{:.3f} of the old return kept, of {:g}"),
+    "keep": ("kept", "ω′ moves to keep {:.4g} of the old return", "{:z.3f} of the old return kept, of {:g}"),
 }
 
 ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # of a new actor; customizing takes them from the prior
