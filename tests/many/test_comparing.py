@@ -71,6 +71,14 @@ def test_verdicts(new: float, verdict: str, sign: float) -> None:
     assert judge(old, old + new - 1.0, margin=Margin.parse(0.05)).verdict == verdict
 
 
+@pytest.mark.parametrize(("sign", "shown"), [(1.0, "below −"), (-1.0, "above +")])
+def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
+    random = np.random.default_rng(0)
+    row = judge(sign * random.normal(100.0, 1.0, 40), sign * random.normal(10.0, 5.0, 40))
+    assert sign * (row.new - row.old) < 0
+    assert any(cell.startswith(shown) for cell in row.cells)
+
+
 def test_more_early_ends_are_worse_and_their_bound_is_one() -> None:
     none, some = np.zeros(200, bool), np.arange(200) % 4 == 0
     assert judge(none, some, "ended_early").verdict == "worse"

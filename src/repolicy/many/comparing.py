@@ -118,7 +118,11 @@ class QuantityComparison:
         else:
             means = [format_number(self.old), format_number(self.new)]
             difference, low, high = (format_number(change, plus=True) for change in changes)
-        interval = f"{low} to {high}" if math.isfinite(self.high - self.low) else "unknown"
+        interval = f"{low} to {high}"
+        if not math.isfinite(self.low):
+            interval = f"below {high}" if math.isfinite(self.high) else "unknown"
+        elif not math.isfinite(self.high):
+            interval = f"above {low}"
         return [self.title, *means, difference, interval, self.verdict]
 
 
