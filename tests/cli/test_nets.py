@@ -15,9 +15,10 @@ from tiny_envs import tiny
 from typed_commands import refused, typed
 
 from repolicy.cli.about import Addons
-from repolicy.cli.run_commands import Train
+from repolicy.cli.run_commands import Train, report_end
 from repolicy.cli.wish_commands import LearnWish
 from repolicy.errors import RepolicyError
+from repolicy.runs import Result
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
@@ -210,3 +211,13 @@ def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
     assert typed(capsys, "addons")[2] == ""  # the first rank says it
     error.add_note("rank 1")
     assert typed(capsys, "addons")[2] == "repolicy: rank 1: the motor is on fire\n"
+
+
+def test_a_later_rank_ends_well_before_the_first_one_has_written_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
+        monkeypatch.setenv(name, value)
+    values = report_end(Result(tmp_path, 64, True, {}))
+    assert values == {"folder": str(tmp_path), "steps": 64, "finished": True, "metrics": {}}
+    assert capsys.readouterr().err == ""

@@ -191,19 +191,21 @@ def make_callbacks(out: Path, wandb: str | None) -> list[Any]:
 
 def report_end(result: "Result") -> dict[str, Any]:
     """Print how a run ended, and return the values for --json."""
+    if is_main_process():  # the others may be here before the first one has written the policy
+        Terminal().say(_how_it_ended(result))
+    return {"folder": str(result.folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
+
+
+def _how_it_ended(result: "Result") -> str:
+    """Return the sentence that names the policy of a finished run, or where --resume goes on."""
     from repolicy.priors import find_policy
     from repolicy.runs import RunFolder
 
-    folder = result.folder
     if result.finished:
-        sentence = f"done: {find_policy(folder)} is the policy to take"
-    else:
-        latest = RunFolder(folder).latest_checkpoint()
-        steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
-        sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
-    if is_main_process():
-        Terminal().say(sentence)
-    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
+        return f"done: {find_policy(result.folder)} is the policy to take"
+    latest = RunFolder(result.folder).latest_checkpoint()
+    steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
+    return f"stopped after {result.steps:,} steps in {result.folder}; --resume goes on from {steps}"
 
 
 def _write_report(result: "Result") -> dict[str, Any]:
