@@ -23,7 +23,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis, weights, worth
 from repolicy.priors.finding import find_policy
-from repolicy.report import dial_page
+from repolicy.report import dial_page, filming
 from repolicy.report import movie as film
 from repolicy.report import run_page as report
 from repolicy.wishes import ask_page
@@ -155,7 +155,7 @@ def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:
         film._check(shot)
     if ":" in shots[0].env:
         short = replace(shots[0], policy=str(find_policy(shots[0].policy)), seconds=0.01)
-        return [film.encode_film(*film.render_pictures(short), short.format)] * len(shots)
+        return [filming.encode_film(*filming.render_pictures(short), short.format)] * len(shots)
     return [b"a film"] * len(shots)
 
 

@@ -28,7 +28,8 @@ from repolicy.planning.planner import Search
 from repolicy.priors.opening import open_agent
 from repolicy.readers import recognize
 from repolicy.readers.reading import Options
-from repolicy.report import movie
+from repolicy.report import filming
+from repolicy.report.movie import Shot
 
 FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "3", "--episodes", "1", "--steps", "20"]
 
@@ -80,9 +81,9 @@ def test_evaluate_takes_the_folder(folder, capsys):
 @pytest.mark.filterwarnings("ignore:.*out of date")
 def test_a_film_shows_the_planner(folder, monkeypatch):
     """Here a picture is where the robot stands, and nothing is drawn."""
-    monkeypatch.setattr(movie, "use_tracking_camera", lambda _: False)
-    monkeypatch.setattr(movie, "_picture", lambda env, _: env.unwrapped.data.qpos.copy())
-    pictures, _ = movie.render_pictures(movie.Shot(str(folder), "HalfCheetah-v4", seconds=0.2))
+    monkeypatch.setattr(filming, "use_tracking_camera", lambda _: False)
+    monkeypatch.setattr(filming, "_picture", lambda env, _: env.unwrapped.data.qpos.copy())
+    pictures, _ = filming.render_pictures(Shot(str(folder), "HalfCheetah-v4", seconds=0.2))
     agent, envs = open_agent(folder, Options(), trust=False).agent, GymnasiumEnvs("HalfCheetah-v4", 1, 0)
     seen, act = envs.reset(), agent.actor(1, 1)
     for picture in pictures:

@@ -23,8 +23,9 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.report import movie, scenes
-from repolicy.report.movie import QUALITIES, Shot, encode_film, render_films
+from repolicy.report import filming, movie, scenes
+from repolicy.report.filming import QUALITIES, encode_film
+from repolicy.report.movie import Shot, render_films
 from repolicy.report.scenes import Episode, describe_worst, first_episode, typical_and_worst, wrong_step
 
 ENV = "InvertedPendulum-v5"
@@ -44,6 +45,15 @@ class Unseen(gymnasium.Env):
 
     def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
         return np.zeros(4, np.float32), 0.0, False, True, {}
+
+
+class Unlit(Unseen):
+    """It takes a render_mode, and fails in it."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        if render_mode is not None:
+            raise TypeError("no lamp")
 
 
 @pytest.fixture
@@ -100,8 +110,8 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([100.0, 102.0, 103.0, 113.0])
-    monkeypatch.setattr(movie.time, "monotonic", lambda: next(times))
-    seen = movie.progress_printer([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    monkeypatch.setattr(filming.time, "monotonic", lambda: next(times))
+    seen = filming.progress_printer([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
     told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
     assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
@@ -116,9 +126,11 @@ def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str
     with pytest.raises(UsageError, match="neither Gymnasium nor EnvPool"):
         render_films([Shot(policy, "NoSuchEnvironment-v0")])
     with pytest.raises(UsageError, match=r"cannot be filmed: it has no render\(\)$"):
-        movie.render_pictures(Shot(policy, f"{Path(__file__)}:Unseen"))
+        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unseen"))
+    with pytest.raises(UsageError, match="cannot be filmed: TypeError: no lamp$"):
+        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unlit"))
     with pytest.raises(UsageError, match="takes observations of 4 numbers"):
-        movie.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
+        filming.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
     monkeypatch.setitem(sys.modules, "pygame", None)
     monkeypatch.setattr(names, "envpool_names", lambda: pytest.fail("a film of Gymnasium's needs no EnvPool"))
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
-        movie.render_pictures(Shot(str(path), "CartPole-v1", seconds=0.4))
+        filming.render_pictures(Shot(str(path), "CartPole-v1", seconds=0.4))
 
 
 # Which episodes are filmed, and the step at which the worst one went wrong --------------------------------------------
@@ -156,13 +168,13 @@ def agent(observations: int, bound: float = 1.0, width: int = 1) -> Policy:
 def test_a_robot_that_runs_away_stays_in_the_picture_and_on_its_floor() -> None:
     env = gymnasium.make("HalfCheetah-v5", render_mode="rgb_array").unwrapped
     size, repeats = env.model.geom_size.copy(), env.model.mat_texrepeat.copy()
-    assert movie.use_tracking_camera(env)
+    assert filming.use_tracking_camera(env)
     assert env.mujoco_renderer.camera_id == env.model.camera("track").id
     floor = env.model.geom("floor").id
     assert env.model.geom_size[floor, 0] > 1000.0
     tiles = env.model.mat_texrepeat / repeats
     assert (tiles[env.model.geom_matid[floor]] == env.model.geom_size[floor, 0] / size[floor, 0]).all()
-    assert not movie.use_tracking_camera(gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped)
+    assert not filming.use_tracking_camera(gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped)
 
 
 def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
@@ -292,14 +304,14 @@ def through_noise(folder: Path) -> tuple[Shot, int]:
 def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:
     """`sent` has the environment's own numbers, which an environment may count from elsewhere than 0."""
     shot = Shot("", "", actions=[[2], [4]])
-    assert movie.recorded_actions(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
-    assert movie.recorded_actions(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
+    assert filming.recorded_actions(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
+    assert filming.recorded_actions(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
 
 
 def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(3)]
-    fine, coarse = (movie._encode_film(noise, 25, "mp4", quality) for quality in (QUALITIES[0], QUALITIES[-1]))
+    fine, coarse = (filming._encode_film(noise, 25, "mp4", quality) for quality in (QUALITIES[0], QUALITIES[-1]))
     assert len(coarse) < 0.5 * len(fine)
-    monkeypatch.setattr(movie, "_encode_film", lambda pictures, rate, format, quality: bytes(100 - quality))
+    monkeypatch.setattr(filming, "_encode_film", lambda pictures, rate, format, quality: bytes(100 - quality))
     sizes = [len(encode_film(noise, 25, "mp4", max_bytes)) for max_bytes in (0, 68, 67, 1)]
     assert sizes == [100 - quality for quality in (28, 32, 36, 51)]

@@ -18,7 +18,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.report import run_page as report
-from repolicy.report.movie import encode_film
+from repolicy.report.filming import encode_film
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
 

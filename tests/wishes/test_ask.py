@@ -18,7 +18,8 @@ from repolicy.envs.wish_file import open_wish
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import Shot, encode_film
+from repolicy.report.filming import encode_film
+from repolicy.report.movie import Shot
 from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, learn_from_answers, read_answers
 

@@ -29,7 +29,7 @@ from repolicy.policies import Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import use_tracking_camera
+from repolicy.report.filming import use_tracking_camera
 from repolicy.text import format_count
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.pairs import fingerprint
