@@ -23,9 +23,8 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis, weights, worth
 from repolicy.priors.finding import find_policy
-from repolicy.report import dial_page, filming
+from repolicy.report import dial_page, filming, pieces
 from repolicy.report import movie as film
-from repolicy.report import run_page as report
 from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs
 
@@ -144,7 +143,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two
     patch.setattr(dial_page, "TENTHS", [0.5, 1.0])
     patch.setattr(film, "render_films", filmed)
-    patch.setattr(report, "render_films", filmed)
+    patch.setattr(pieces, "render_films", filmed)
     patch.setattr(ask_page, "render_films", filmed)
     patch.setattr(sweep, "run_jobs", worked)
 

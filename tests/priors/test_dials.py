@@ -21,7 +21,7 @@ from repolicy.policies.network import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.dials import METHODS, How, dial, interpolate_policies
 from repolicy.priors.opening import read_policy
-from repolicy.report import run_page as report
+from repolicy.report import pieces
 from repolicy.runs.result import Result
 
 BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
@@ -214,7 +214,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
 def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
+    monkeypatch.setattr(pieces, "FILM_SECONDS", 0.1)
     monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
     with pytest.raises(SystemExit):
         cli.main(["dial", str(file)])  # its add-on is code

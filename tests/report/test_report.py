@@ -24,6 +24,7 @@ from repolicy.policies.file import save_policy
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import customize_defaults, train_defaults
 from repolicy.priors.opening import read_policy
+from repolicy.report import pieces
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, short_number, tick_labels, ticks
 from repolicy.report.movie import CANNOT_RENDER, Shot
@@ -69,13 +70,13 @@ def _no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(shots: list[Shot], say: object) -> list[bytes]:
         raise RepolicyError(CANNOT_RENDER)
 
-    monkeypatch.setattr(report, "render_films", refuse)
+    monkeypatch.setattr(pieces, "render_films", refuse)
 
 
 @pytest.fixture
 def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        report, "render_films", lambda shots, say: [f"film of the {shot.role}".encode() for shot in shots]
+        pieces, "render_films", lambda shots, say: [f"film of the {shot.role}".encode() for shot in shots]
     )
 
 
@@ -317,7 +318,7 @@ def test_a_constant_curve_is_drawn() -> None:
 def test_of_a_generative_policy_sampled_noise_comes_first() -> None:
     for env, first in (("Hopper-v4", "mean"), ("Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2", "sampled")):
         both = ({"policy": SimpleNamespace(env=env, name=name)} for name in ("mean", "sampled"))
-        assert report.deciding_first(*both)[0]["policy"].name == first
+        assert pieces.deciding_first(*both)[0]["policy"].name == first
 
 
 NO_CHANGE = "no certain difference (0.00 ± 0.00); prior −2.00"
@@ -331,7 +332,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         returns = wave + basic, 0 * wave + addon, 0 * wave + metric
         return Evaluation("env", "gymnasium", True, next(seeds), *returns, one, one, -2.0 * one, metric_name="mean z")
 
-    found = report.reward_tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
+    found = pieces.reward_tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
     said = {tile.name: (tile.change, tile.standing, tile.unit) for tile in found}
     assert said == {
         "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, mean action"),
@@ -340,4 +341,4 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, mean action"),
         "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, mean action"),
     }
-    assert report.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""
+    assert pieces.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""

@@ -17,7 +17,7 @@ from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.report import run_page as report
+from repolicy.report import pieces
 from repolicy.report.filming import encode_film
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
@@ -33,7 +33,7 @@ def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Two points that are trained, and one whose folder is in the way; their films show nothing."""
     black = encode_film([np.zeros((320, 480, 3), np.uint8)] * 9, 25, "mp4")
-    monkeypatch.setattr(report, "render_films", lambda shots, say: [black] * len(shots))
+    monkeypatch.setattr(pieces, "render_films", lambda shots, say: [black] * len(shots))
 
     def here(jobs: Sequence[Job], start: Any, at_once: int, on_end: Callable[[Job, str], None], on_poll: Any) -> None:
         for job in jobs:
@@ -68,7 +68,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
     save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
     customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", Settings(**SETTINGS, ranks=1))
-    monkeypatch.setattr(report, "FILM_SECONDS", 0.6)
+    monkeypatch.setattr(pieces, "FILM_SECONDS", 0.6)
     return write_report(tmp_path / "run", episodes=8, trust=True)
 
 

@@ -287,7 +287,7 @@ class Plan(RunsPolicy):
     def _evaluate(self, terminal: Terminal, planner: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the agents; print the rewards, and return their summaries by the agent's name."""
         from repolicy.envs import EVALUATION_SEED, combine_addons, evaluate
-        from repolicy.report.run_page import reward_table
+        from repolicy.report.pieces import reward_table
         from repolicy.runs import one_thread
 
         evaluations, episodes = {}, format_count(self.episodes, "episode")

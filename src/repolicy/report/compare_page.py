@@ -9,7 +9,7 @@ from repolicy.policies.storage import is_repolicy_file
 from repolicy.priors import is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
-from repolicy.report.run_page import films_for_page
+from repolicy.report.pieces import films_for_page
 from repolicy.text import capitalize
 
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}

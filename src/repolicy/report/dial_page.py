@@ -29,7 +29,7 @@ from repolicy.priors import (
 from repolicy.ranges import Dial
 from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
-from repolicy.report.run_page import films_for_page
+from repolicy.report.pieces import films_for_page
 from repolicy.report.sweep_page import Beside
 from repolicy.runs import ranks
 from repolicy.text import as_file_name, capitalize

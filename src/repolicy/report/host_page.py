@@ -18,7 +18,7 @@ from repolicy.readers.recognize import PolicyFile
 from repolicy.readers.zips import open_zip, read_zip_entry
 from repolicy.report import charts, page
 from repolicy.report.learning_curves import CURVES, CURVES_NOTE, Curve, limit_curves
-from repolicy.report.run_page import by_action, distribution_section, prior_pairs, reward_table, reward_tiles
+from repolicy.report.pieces import by_action, distribution_section, prior_pairs, reward_table, reward_tiles
 from repolicy.report.verdict import basis, verdict
 
 HOST_CURVES = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))

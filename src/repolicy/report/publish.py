@@ -13,7 +13,8 @@ from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
 from repolicy.readers.reading import Options
-from repolicy.report.run_page import evaluate_with_prior, repeat_command, reward_table
+from repolicy.report.pieces import reward_table
+from repolicy.report.run_page import evaluate_with_prior, repeat_command
 from repolicy.report.verdict import action_words, basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
 from repolicy.text import capitalize, format_count, printable

@@ -4,7 +4,6 @@ import contextlib
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -27,31 +26,22 @@ from repolicy.files import file_sum
 from repolicy.policies import SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
-from repolicy.report import charts, page
+from repolicy.report import page
 from repolicy.report.learning_curves import learning_section
-from repolicy.report.movie import Shot, render_films
-from repolicy.report.scenes import choose_scenes
-from repolicy.report.verdict import (
-    Difference,
-    Pair,
-    action_words,
-    advice,
-    basis,
-    differences,
-    early_ends,
-    mean_and_std,
-    name_of_prior,
-    verdict,
+from repolicy.report.pieces import (
+    by_action,
+    deciding_first,
+    distribution_section,
+    films_for_page,
+    prior_pairs,
+    reward_table,
+    reward_tiles,
 )
+from repolicy.report.scenes import choose_scenes
+from repolicy.report.verdict import Pair, action_words, advice, basis, early_ends, name_of_prior, verdict
 from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, ranks, recipe
-from repolicy.text import format_number
 
-FILM_SECONDS = 6.0
 EPISODES = 50
-FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
-
-UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
-REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
 @with_torch_defaults()
@@ -66,7 +56,9 @@ def write_report(
         say: a function that prints each progress sentence.
         trust: whether to run code that the folder names, such as an environment in a file.
     """
-    folder, trust = (RunFolder(out.folder), True) if isinstance(out, Result) else (RunFolder(out), trust)
+    if isinstance(out, Result):
+        out, trust = out.folder, True
+    folder = RunFolder(out)
     request = folder.load_request()
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
     check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)
@@ -138,20 +130,6 @@ def evaluation_backend(request: Request) -> Backend:
     return request.settings.backend
 
 
-def films_for_page(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
-    """Render films and return them with an empty complaint; on failure return empty films and the reason.
-
-    All films share `FILM_BYTES`, so many films are smaller each.
-    """
-    width, height = (480, 320) if len(shots) <= 3 else (360, 240)
-    max_bytes = FILM_BYTES // max(1, len(shots))
-    shots = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, max_bytes=max_bytes) for shot in shots]
-    try:
-        return render_films(shots, say), ""
-    except RepolicyError as error:
-        return [b""] * len(shots), str(error)
-
-
 def _sections(
     folder: RunFolder,
     request: Request,
@@ -200,82 +178,6 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     return lead
 
 
-# Pieces that the pages of runs, hosts, dials and sweeps share ---------------------------------------------------------
-
-
-def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
-    """Return all evaluations, with the kind of action in their names."""
-    kinds = ((mean, "mean action"), (sampled, "sampled"))
-    return {f"{who}, {how}": evaluation for each, how in kinds for who, evaluation in each.items()}
-
-
-def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
-    columns = [evaluation.columns for evaluation in evaluations.values()]
-    titles = {name: column.title for each in columns for name, column in each.items()}
-    sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
-    rows = []
-    for agent, each in zip(evaluations, columns, strict=True):
-        rows.append([agent, *(mean_and_std(each[name], sizes[name]) if name in each else "–" for name in titles)])
-    return ["", *titles.values()], rows
-
-
-def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
-    """Return the few numbers that a reader looks for first, each with its change from the prior."""
-    *_, after = evaluations.values()
-    changes = differences(evaluations["prior"], after, comparisons=2) if "prior" in evaluations else {}
-    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
-    return [
-        page.Tile(
-            column.title, format_number(column.mean), *_describe_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {action_kind(after)}",
-        )
-        for name, column in after.columns.items() if name in wanted
-    ]  # fmt: skip
-
-
-def action_kind(evaluation: Evaluation) -> str:
-    return "mean action" if evaluation.deterministic else "sampled"
-
-
-def _describe_change(name: str, change: Difference | None) -> tuple[str, str]:
-    """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
-    if change is None:
-        return "", ""
-    before = f"prior {format_number(change.before)}"
-    if not change.is_significant:
-        return f"no certain difference ({change}); {before}", ""
-    higher = change.value > 0
-    words = "higher" if higher else "lower"
-    standing = ""
-    if name in REWARDS:
-        words = standing = "better" if higher else "worse"
-    if name == "log_prior_a_step":
-        words += " (more like the prior)" if higher else " (less like the prior)"
-    return f"{'▲' if higher else '▼'} {change.unsigned} {words}; {before}", standing
-
-
-def film_caption(agent: str, evaluation: Evaluation) -> str:
-    """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
-    columns = evaluation.columns
-    wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
-    wanted.append("metric" if "metric" in columns else "addon_reward")
-    parts = [f"{columns[name].title} {format_number(columns[name].mean)}" for name in wanted if name in columns]
-    mean = ": on average " if evaluation.deterministic else "; sampled, on average "
-    return f"{agent}, mean action{mean if parts else ''}{', '.join(parts)}"
-
-
-def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
-    """Return (prior, customized) for each kind of action; empty where there is no prior."""
-    return [(each["prior"], each["customized"]) for each in deciding_first(mean, sampled) if "prior" in each]
-
-
-def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
-    """Return both kinds of action, the one that decides first."""
-    env = next(iter(mean.values())).env
-    return (mean, sampled) if parse_env_name(env).is_judged_by_mean else (sampled, mean)
-
-
 def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
     """Return what to try after a run, from its verdict and its last logged metrics; empty where it gained."""
     if folder.unfinished_notice(request):
@@ -287,21 +189,6 @@ def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -
 
 def _last_logged(folder: RunFolder, name: str, default: float = math.nan) -> float:
     return next((value for value in reversed(folder.read_metrics().get(name, [])) if value is not None), default)
-
-
-def distribution_section(evaluations: dict[str, Evaluation]) -> str:
-    """Return histograms of the episodes' rewards: at most two quantities, each of all agents."""
-    columns = {agent: evaluation.columns for agent, evaluation in evaluations.items()}
-    shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
-    wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
-    kind = action_kind(next(iter(evaluations.values())))
-    histograms = ""
-    for name in [name for name in wanted if name in shared][:2]:
-        quantities = {agent: each[name] for agent, each in columns.items()}
-        title = f"{next(iter(quantities.values())).title} of an episode, {kind}"
-        histograms += charts.histogram({agent: column.values for agent, column in quantities.items()}, title)
-    note = "The number of the evaluation's episodes that earned so much."
-    return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.run_page import (
+from repolicy.report.pieces import (
     action_kind,
     by_action,
     film_caption,

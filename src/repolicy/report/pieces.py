@@ -1,0 +1,119 @@
+"""Pieces that the pages of runs, hosts, dials and sweeps share: tables, tiles, histograms and films of evaluations."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from repolicy.envs import Evaluation, parse_env_name
+from repolicy.errors import RepolicyError
+from repolicy.report import charts, page
+from repolicy.report.movie import Shot, render_films
+from repolicy.report.verdict import Difference, Pair, differences, mean_and_std
+from repolicy.text import format_number
+
+FILM_SECONDS = 6.0
+FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
+
+UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
+REWARDS = ("total_reward", "basic_reward", "addon_reward")
+
+
+def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
+    """Return all evaluations, with the kind of action in their names."""
+    kinds = ((mean, "mean action"), (sampled, "sampled"))
+    return {f"{who}, {how}": evaluation for each, how in kinds for who, evaluation in each.items()}
+
+
+def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
+    columns = [evaluation.columns for evaluation in evaluations.values()]
+    titles = {name: column.title for each in columns for name, column in each.items()}
+    sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
+    rows = []
+    for agent, each in zip(evaluations, columns, strict=True):
+        rows.append([agent, *(mean_and_std(each[name], sizes[name]) if name in each else "–" for name in titles)])
+    return ["", *titles.values()], rows
+
+
+def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
+    """Return the few numbers that a reader looks for first, each with its change from the prior."""
+    *_, after = evaluations.values()
+    changes = differences(evaluations["prior"], after, comparisons=2) if "prior" in evaluations else {}
+    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
+    return [
+        page.Tile(
+            column.title, format_number(column.mean), *_tile_change(name, changes.get(name)),
+            f"{UNITS.get(name, 'an episode')}, {action_kind(after)}",
+        )
+        for name, column in after.columns.items() if name in wanted
+    ]  # fmt: skip
+
+
+def action_kind(evaluation: Evaluation) -> str:
+    return "mean action" if evaluation.deterministic else "sampled"
+
+
+def _tile_change(name: str, change: Difference | None) -> tuple[str, str]:
+    """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
+    if change is None:
+        return "", ""
+    before = f"prior {format_number(change.before)}"
+    if not change.is_significant:
+        return f"no certain difference ({change}); {before}", ""
+    higher = change.value > 0
+    words = "higher" if higher else "lower"
+    standing = ""
+    if name in REWARDS:
+        words = standing = "better" if higher else "worse"
+    if name == "log_prior_a_step":
+        words += " (more like the prior)" if higher else " (less like the prior)"
+    return f"{'▲' if higher else '▼'} {change.unsigned} {words}; {before}", standing
+
+
+def film_caption(agent: str, evaluation: Evaluation) -> str:
+    """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
+    columns = evaluation.columns
+    wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
+    wanted.append("metric" if "metric" in columns else "addon_reward")
+    parts = [f"{columns[name].title} {format_number(columns[name].mean)}" for name in wanted if name in columns]
+    mean = ": on average " if evaluation.deterministic else "; sampled, on average "
+    return f"{agent}, mean action{mean if parts else ''}{', '.join(parts)}"
+
+
+def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
+    """Return (prior, customized) for each kind of action; empty where there is no prior."""
+    return [(each["prior"], each["customized"]) for each in deciding_first(mean, sampled) if "prior" in each]
+
+
+def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
+    """Return both kinds of action, the one that decides first."""
+    env = next(iter(mean.values())).env
+    return (mean, sampled) if parse_env_name(env).is_judged_by_mean else (sampled, mean)
+
+
+def distribution_section(evaluations: dict[str, Evaluation]) -> str:
+    """Return histograms of the episodes' rewards: at most two quantities, each of all agents."""
+    columns = {agent: evaluation.columns for agent, evaluation in evaluations.items()}
+    shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
+    wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
+    kind = action_kind(next(iter(evaluations.values())))
+    histograms = ""
+    for name in [name for name in wanted if name in shared][:2]:
+        quantities = {agent: each[name] for agent, each in columns.items()}
+        title = f"{next(iter(quantities.values())).title} of an episode, {kind}"
+        histograms += charts.histogram({agent: column.values for agent, column in quantities.items()}, title)
+    note = "The number of the evaluation's episodes that earned so much."
+    return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)
+
+
+def films_for_page(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
+    """Render films and return them with an empty complaint; on failure return empty films and the reason.
+
+    All films share `FILM_BYTES`, so many films are smaller each.
+    """
+    width, height = (480, 320) if len(shots) <= 3 else (360, 240)
+    max_bytes = FILM_BYTES // max(1, len(shots))
+    shots = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, max_bytes=max_bytes) for shot in shots]
+    try:
+        return render_films(shots, say), ""
+    except RepolicyError as error:
+        return [b""] * len(shots), str(error)
