@@ -54,8 +54,8 @@ def measure_error_rates(kind: str, episodes: int, starts: str, runs: int, noise:
     false, by_two, contradicted = 0, 0, 0
     for _ in range(runs):
         pairs = null_run(kind, episodes, starts, noise)
-        sentence, hint = verdict(pairs), advice(pairs, 1.0, 0.5, "--omega")
-        claims = [word for word in ("better", "worse") if word in sentence]
+        sentences, hint = verdict(pairs), advice(pairs, 1.0, 0.5, "--omega")
+        claims = [word for word in ("better", "worse") if word in sentences[0]]
         false += bool(claims)
         changes = [differences(*pair)["total_reward"] for pair in pairs]
         by_two += any(abs(change.value) > 2.0 * change.error for change in changes)

@@ -55,8 +55,8 @@ def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_w
     assert told["curves"] == method.curves
     words, page = reported(tmp_path, capsys)
     ended = verdict([(to_evaluation(a), to_evaluation(b)) for a, b in (told["compared"][:2], told["compared"][2:])])
-    assert ended in said
-    assert ended in words.replace("\n", " ")
+    assert "\n".join(ended) in said
+    assert " ".join(ended) in words.replace("\n", " ")
     assert all(title in page for title in ("KL to the prior", "Task&#x27;s reward a step", "log prior, a step"))
     assert page.count("<rect") > 10  # episode by episode
     again = OnPolicyRunner(Drift(count=40), how, None, "cpu")

@@ -1,4 +1,4 @@
-"""The sentence on top of a report: what it claims follows from the episodes, and it claims no more than they show."""
+"""The sentences on top of a report: what they claim follows from the episodes, and is no more than these show."""
 
 import dataclasses
 from itertools import count
@@ -33,7 +33,9 @@ def evaluated(
 
 
 def verdict(prior: Evaluation, customized: Evaluation) -> str:
-    return judged([(prior, customized)])
+    """The only sentence of a verdict on episodes without falls, limits and a share to keep."""
+    [sentence] = judged([(prior, customized)])
+    return sentence
 
 
 def test_the_error_is_that_of_two_sets_of_episodes() -> None:
@@ -59,21 +61,21 @@ def test_episodes_that_began_alike_are_compared_one_by_one() -> None:
 def test_better_at_a_price() -> None:
     """7² / 49 makes a standard error of one a set, so that of the difference is √2."""
     prior, after = evaluated(7 * HALF + 7600, 0 * HALF - 3900), evaluated(7 * HALF + 6742, 0 * HALF - 2391, (212,))
-    assert verdict(prior, after) == (
+    assert judged([(prior, after)]) == [
         "it has 88.7 % of the old return and gained 1,509.0 of the wish; "
-        "better than its prior in total: by 651.0 ± 1.4 (18 %); "
-        "1 of 50 episodes ended early, at step 212 (of the prior's: none)"
-    )
+        "better than its prior in total: by 651.0 ± 1.4 (18 %)",
+        "1 of 50 episodes ended early, at step 212 (of the prior's: none)",
+    ]
     assert basis([after]).startswith("50 episodes each with the mean action")
 
 
 def test_worse() -> None:
     prior, after = evaluated(HALF + 100, HALF, (7,)), evaluated(HALF + 90, HALF - 10, (30, 20))
-    assert verdict(prior, after) == (
+    assert judged([(prior, after)]) == [
         "it has 90.0 % of the old return and lost 10.00 of the wish; "
-        "worse than its prior in total: by 20.00 ± 0.40 (20 %); "
-        "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)"
-    )
+        "worse than its prior in total: by 20.00 ± 0.40 (20 %)",
+        "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)",
+    ]
 
 
 def test_more_than_all_of_the_old_return_may_be_lost() -> None:
@@ -166,13 +168,13 @@ def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation
 
 
 def test_one_sentence_covers_both_kinds_of_action() -> None:
-    said = judged(both(20.0, 40.0))
+    [said] = judged(both(20.0, 40.0))
     assert said.startswith("with the mean action it has 120.0 % of the old return and showed no certain change of the")
     assert said.endswith(
         "better than its prior in total: by 20.00 ± 0.20 (20 %) with the mean action, "
         "by 40.00 ± 0.20 (40 %) with sampled actions"
     )
-    said = judged(both(0.1, 40.0))
+    [said] = judged(both(0.1, 40.0))
     assert said.startswith("with sampled actions it has 140.0 % of the old return")
     assert said.endswith(
         "in total, beside its prior: cannot tell with the mean action (a difference of 0.10 ± 0.20 may be chance), "
@@ -215,7 +217,7 @@ def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else
         (0.26, "with the mean action limit power<=0.25 is broken by 0.010 (0.260 ± 0.001)"),
     ):
         after = dataclasses.replace(evaluated(HALF, HALF), limits={"power<=0.25": mean + 0.007 * HALF})
-        assert said in verdict(prior, after)
+        assert judged([(prior, after)])[1:] == [said]
 
 
 @pytest.mark.parametrize(
@@ -229,4 +231,20 @@ def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else
 )
 def test_a_share_of_the_old_return_holds_cannot_be_told_or_is_broken(before: float, lost: float, said: str) -> None:
     prior, after = evaluated(before + HALF, None), evaluated(before - lost + HALF, None)  # each has an error of 1 / 7
-    assert f"; with the mean action it keeps {said}" in judged([(prior, after)], keep=0.95)
+    _, asked = judged([(prior, after)], keep=0.95)
+    assert asked.startswith(f"with the mean action it keeps {said}")
+
+
+def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
+    prior, after = evaluated(HALF + 100, HALF), evaluated(HALF + 99, HALF, (20,))
+    after = dataclasses.replace(after, limits={f"{name}<=0.25": 0.2 + 0.007 * HALF for name in ("power", "heat")})
+    sampled = dataclasses.replace(after, deterministic=False)
+    _, asked, ended = judged([(prior, after), (prior, sampled)], keep=0.9)
+    assert asked == (
+        "with the mean action limit power<=0.25 holds (0.200 ± 0.001); limit heat<=0.25 holds (0.200 ± 0.001); "
+        "it keeps 0.990 ± 0.002 of the old return, and 0.9 was asked for: that holds"
+    )
+    assert ended == (
+        "with the mean action 1 of 50 episodes ended early, at step 20 (of the prior's: none); "
+        "with sampled actions 1 of 50 episodes ended early, at step 20 (of the prior's: none)"
+    )

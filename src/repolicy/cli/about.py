@@ -63,8 +63,7 @@ class Report(Command):
             path = write_report(self.source, say=terminal.say, trust=self.trust)
         else:
             path, verdict = write_host_report(self.source)
-            if verdict:
-                terminal.say(verdict)
+            terminal.say(*verdict)
         terminal.say(f"report: {path}")
         return {"report": str(path)}
 

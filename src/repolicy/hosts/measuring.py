@@ -278,8 +278,10 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
     envs.reset()
     method.reset_episodes()
     method.verdict_episodes = records
-    waits = "" if method.steering.trains_actor else "; the actor still waits for the critic's warm-up (critic_warmup)"
-    return "\n".join([*lines, verdict(pairs) + waits])
+    lines += verdict(pairs)
+    if not method.steering.trains_actor:
+        lines.append("the actor still waits for the critic's warm-up (critic_warmup)")
+    return "\n".join(lines)
 
 
 def _run_enough(envs: HostEnvs, actor: Any, sample: bool, before: Iterable[HostEpisodes] = ()) -> list[HostEpisodes]:

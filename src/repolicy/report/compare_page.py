@@ -31,7 +31,7 @@ def write_compare_report(
     verdict, *rest = around.sentences
     where = f"at {worst.label}" if worst.options else ""
     parts = [
-        page.verdict(f"{ANSWERS[around.verdict]}: {verdict}", ". ".join(map(capitalize, rest))),
+        page.verdict([f"{ANSWERS[around.verdict]}: {verdict}"], ". ".join(map(capitalize, rest))),
         *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
         page.section(
             f"Every quantity {where}".strip(), *(page.table(*each) for each in around.tables[-2:]), note=VERDICT_WORDS

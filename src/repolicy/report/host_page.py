@@ -60,28 +60,28 @@ def read_stored(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_host_report(path: Path) -> tuple[Path, str]:
+def write_host_report(path: Path) -> tuple[Path, list[str]]:
     """Write a report beside the checkpoint; return its path and the verdict, empty if the run was not evaluated."""
     file = checkpoint_in(path)
     out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
     try:
-        lead, parts, sentence = _sections(file, read_stored(file))
+        lead, parts, sentences = _sections(file, read_stored(file))
     except DAMAGE_ERRORS as error:
         raise FileError(f"{file} is damaged: {first_line(error)}") from None
-    return page.write(out, file.parent.name if path.is_dir() else file.stem, lead, parts), sentence
+    return page.write(out, file.parent.name if path.is_dir() else file.stem, lead, parts), sentences
 
 
-def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], str]:
+def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], list[str]]:
     """Return the lead of the page, its sections, and the verdict."""
     mean, sampled = dict[str, Evaluation](), dict[str, Evaluation]()
     for episodes in stored.get("compared") or ():
         (sampled if episodes["sampled"] else mean)[episodes["who"]] = to_evaluation(episodes)
     pairs = prior_pairs(mean, sampled) if mean else []
-    parts, sentence = list[str](), ""
+    parts, sentences = list[str](), list[str]()
     if pairs:
-        sentence = verdict(pairs)
+        sentences = verdict(pairs)
         parts += [
-            page.verdict(sentence, basis([after for _, after in pairs]).replace(", from the same starts", "")),
+            page.verdict(sentences, basis([after for _, after in pairs]).replace(", from the same starts", "")),
             page.words(),
             page.tiles(reward_tiles(mean)),
             page.section("What it earns", page.table(*reward_table(by_action(mean, sampled)))),
@@ -90,11 +90,12 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], str]:
     parts.append(page.section("While it learned", charts.chart_grid(_draw_curves(stored["curves"])), note=CURVES_NOTE))
     objective = {f"objective: {key}": value for key, value in stored["objective"].items()}
     parts.append(page.section("Its settings", page.settings(objective)))
-    missing = "" if pairs else " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
-    if pairs and (dials := Objective(**stored["objective"]).dials):
-        missing = f" Its episodes are at {middle_of(dials)}."
-    lead = f"ResidualPPO, from {escape(file.name)}, after {stored['iterations']:,} iterations.{escape(missing)}"
-    return lead, parts, sentence
+    lead = f"ResidualPPO, from {escape(file.name)}, after {stored['iterations']:,} iterations."
+    if not pairs:
+        lead += " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
+    elif dials := Objective(**stored["objective"]).dials:
+        lead += f" Its episodes are at {escape(middle_of(dials))}."
+    return lead, parts, sentences
 
 
 def _draw_curves(curves: Mapping[str, list[float]]) -> list[str]:

@@ -41,10 +41,16 @@ def section(heading: str, *content: str, note: str = "") -> str:
     return f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph}\n" + "\n".join(content) + "\n</section>"
 
 
-def verdict(sentence: str, basis: str, hint: str = "") -> str:
-    """Return the verdict, the data that it rests on and what to try next, if anything."""
-    advice = f'\n<p class="complaint">To try next: {escape(hint)}.</p>' if hint else ""
-    return f'<p class="verdict">{escape(capitalize(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>{advice}'
+def verdict(sentences: Sequence[str], basis: str, hint: str = "") -> str:
+    """Return the verdict, its first sentence in bold, the data that it rests on and what to try next, if anything."""
+    first, *rest = (f"{escape(capitalize(sentence))}." for sentence in sentences)
+    lines = [f'<p class="verdict">{first}</p>']
+    if rest:
+        lines.append(f'<p class="outcome">{" ".join(rest)}</p>')
+    lines.append(f'<p class="note">{escape(basis)}.</p>')
+    if hint:
+        lines.append(f'<p class="complaint">To try next: {escape(hint)}.</p>')
+    return "\n".join(lines)
 
 
 class Tile(NamedTuple):

@@ -90,8 +90,9 @@ def model_card(
     lines = ["---", header.to_yaml(), "---", "", f"# {name}: {title}", ""]
     if saved.prior:
         keep = request.get("settings", {}).get("keep")
-        sentence = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card), keep)
-        lines += [f"{capitalize(sentence)} ({basis([evaluations['customized']])}).", ""]
+        judged = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card), keep)
+        sentence, *rest = map(capitalize, judged)
+        lines += [". ".join([f"{sentence} ({basis([evaluations['customized']])})", *rest]) + ".", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]

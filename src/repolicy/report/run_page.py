@@ -78,12 +78,12 @@ def write_report(
     headline = hint = ""
     if pairs:
         hint = next_step_hint(folder, request, pairs)
-        sentence = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
+        sentences = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
         evidence = basis([customized for _, customized in pairs])
-        say(f"{sentence} ({evidence})")
-        headline = page.verdict(sentence, evidence, hint)
+        say("\n".join([f"{sentences[0]} ({evidence})", *sentences[1:]]))
+        headline = page.verdict(sentences, evidence, hint)
     elif ends := early_ends(mean["policy"]):
-        headline = page.verdict(ends[0], f"With {action_words(mean['policy'])}")
+        headline = page.verdict([ends], f"With {action_words(mean['policy'])}")
     say(format_table(*reward_table(by_action(mean, sampled))))
     if hint:
         say(hint)

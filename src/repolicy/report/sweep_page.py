@@ -81,8 +81,9 @@ def point_verdicts(swept: SweepResult) -> list[str]:
         sampled = {"prior": prior.sampled, "customized": point.sampled}
         pairs = prior_pairs(mean, sampled)
         before, after = pairs[0]
-        sentence = page.verdict(f"at {swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
-        contents.append(at_stop(index, sentence + page.tiles(reward_tiles({"prior": before, "customized": after}))))
+        first, *rest = verdict(pairs)
+        sentences = page.verdict([f"at {swept.name(point)}: {first}", *rest], basis([each for _, each in pairs]))
+        contents.append(at_stop(index, sentences + page.tiles(reward_tiles({"prior": before, "customized": after}))))
     return contents
 
 

@@ -1,6 +1,6 @@
-"""Judge whether a customized policy is better than its prior, in a sentence with standard errors.
+"""Judge whether a customized policy is better than its prior, in sentences with standard errors.
 
-    verdict([(prior, customized)])      # "it has 89 % of the old return and gained 1,509 of the wish; better than …"
+    verdict([(prior, customized)])      # ["it has 89 % of the old return and gained 1,509 of the wish; better than …"]
 
 A difference is significant if chance produces one as large in at most 5 % of runs that change nothing (Student's t).
 A verdict that compares several kinds of action divides these 5 % among them (Bonferroni).
@@ -125,17 +125,18 @@ def differences(prior: Evaluation, customized: Evaluation, comparisons: int = 1)
 Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
 
 
-def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None) -> str:
-    """Return the verdict as one sentence without its full stop.
+def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None) -> list[str]:
+    """Return the verdict as one to three sentences without their full stops.
 
-    It reports what was kept and gained, whether the policy is better or worse in total, the limits, and the episodes
-    that ended early. What was kept and gained is reported for the first kind of action that has a significant
-    difference in total. `keep` is the share of the old return that the user asked to keep.
+    The first reports what was kept and gained, and whether the policy is better or worse in total. What was kept and
+    gained is that of the first kind of action that has a significant difference in total. The second is about the
+    limits, and about `keep`, the share of the old return that the user asked to keep. The third is about the episodes
+    that ended early.
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
     actions = [action_words(customized) for _, customized in pairs]
-    parts = [_compare([each[quantity] for each in changes], actions, quantity, prior_name)]
+    compared = [_compare([each[quantity] for each in changes], actions, quantity, prior_name)]
     if quantity == "total_reward":
         index = next((index for index, each in enumerate(changes) if each[quantity].is_significant), 0)
         change = changes[index]
@@ -143,21 +144,24 @@ def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | 
         if len(pairs) > 1:
             words = f"with {actions[index]} {words}"
         is_certain = change["basic_reward"].is_significant or change["addon_reward"].is_significant
-        parts.insert(0 if is_certain else 1, words)
+        compared.insert(0 if is_certain else 1, words)
     elif quantity == "addon_reward":
-        parts.append("the environment tells no basic reward, so what it cost is unknown")
-    parts += [f"with {actions[0]} {sentence}" for sentence in _describe_limits(pairs[0][1])]
+        compared.append("the environment tells no basic reward, so what it cost is unknown")
+    asked = _describe_limits(pairs[0][1])
     if keep is not None and "basic_reward" in changes[0]:
-        parts.append(f"with {actions[0]} {_describe_kept_share(changes[0]['basic_reward'], keep)}")
+        asked.append(_describe_kept_share(changes[0]["basic_reward"], keep))
+    if asked:
+        asked[0] = f"with {actions[0]} {asked[0]}"
+    ended = []
     for (prior, customized), action in zip(pairs, actions, strict=True):
-        prefix = f"with {action} " if len(pairs) > 1 else ""
-        parts += [prefix + sentence for sentence in early_ends(customized, prior)]
-    return "; ".join(parts)
+        if words := early_ends(customized, prior):
+            ended.append(f"with {action} {words}" if len(pairs) > 1 else words)
+    return ["; ".join(parts) for parts in (compared, asked, ended) if parts]
 
 
 def _describe_limits(evaluation: Evaluation) -> list[str]:
     """Return for each limit whether it holds, with its mean: `limit energy<=0.09 holds (0.0894 ± 0.0003)`."""
-    sentences = []
+    described = []
     for text in evaluation.limits:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
         excess = limit.excess(column.mean)
@@ -168,8 +172,8 @@ def _describe_limits(evaluation: Evaluation) -> list[str]:
             outcome = f": cannot tell, {excess_words} beyond it may be chance"
         else:
             outcome = " holds"
-        sentences.append(f"limit {text}{outcome} ({value_and_error(column.mean, column.error)})")
-    return sentences
+        described.append(f"limit {text}{outcome} ({value_and_error(column.mean, column.error)})")
+    return described
 
 
 def _describe_kept_share(change: Difference, keep: float) -> str:
@@ -233,17 +237,17 @@ def action_words(evaluation: Evaluation) -> str:
     return "the mean action" if evaluation.deterministic else "sampled actions"
 
 
-def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
+def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> str:
     """Return `1 of 50 episodes ended early, at step 212`, with the number of the prior's; empty if none did."""
     lengths = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
     if not len(lengths):
-        return []
+        return ""
     when = f"at step {min(lengths):,.0f}"
     if len(lengths) > 1:
         when = f"the first {when}"
     if prior is not None and prior.terminated is not None:
         when += f" (of the prior's: {prior.terminated.sum() or 'none'})"
-    return [f"{len(lengths)} of {len(evaluation.basic)} episodes ended early, {when}"]
+    return f"{len(lengths)} of {len(evaluation.basic)} episodes ended early, {when}"
 
 
 def _compare(changes: Sequence[Difference], actions: Sequence[str], quantity: str, prior_name: str) -> str:
