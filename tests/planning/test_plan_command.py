@@ -192,7 +192,8 @@ def port(session):
         threading.Thread(target=serving.serve_forever, args=(0.02,), daemon=True).start()
         yield serving.server_address[1]
         serving.shutdown()
-        session.lock.acquire()  # as `show` does
+        if not session.is_over:
+            session.end()
 
 
 def asked(port, method, path, body=None, **headers):
@@ -306,13 +307,17 @@ def test_a_weight_that_is_no_number_is_one_sentence(weight):
         plan("halfcheetah", "hind_leg=10", **{"omega": 0.1, "states": 0.0} | weight)
 
 
-def test_no_thread_is_in_a_step_when_python_ends(session, monkeypatch, tmp_path):
+def test_no_thread_acts_when_python_ends(port, session, monkeypatch, tmp_path):
+    answer = asked(port, "GET", "/steps")
+    answer.readline()
+
     def stopped(_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("repolicy.planning.live.LiveSession", lambda *_: session)
     show(session.planner, tmp_path, 0, stopped)
     assert session.lock.locked()
+    assert [stream.is_alive() for stream in session.streams] == [False]
 
 
 def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, session, browser, tmp_path):

@@ -29,6 +29,7 @@ SMOOTHING = 0.98  # of the running means of rewards
 CAPSULE = 3  # mjGEOM_CAPSULE; other shapes are drawn as balls
 WISH = "weight of "  # prefix of the names of the wishes' sliders
 MAX_FACTOR = 5.0  # a wish's slider goes up to so many times its weight
+PATIENCE = 2.0  # seconds in which a page must have read what was sent, when the session ends
 MAX_PATHS = 16  # candidates whose paths are drawn
 SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
 
@@ -71,6 +72,7 @@ class LiveSession:
 
     def __init__(self, planner: Planned, out: Path) -> None:
         self.planner, self.out, self.lock = planner, out, threading.Lock()
+        self.is_over, self.streams = False, list[threading.Thread]()  # the threads that act for an open page
         self._env: Any = with_robot(planner.env)
         self._space = action_space(self._env.action_space, planner.env)
         self._observation, _ = self._env.reset(seed=planner.search.seed)
@@ -122,6 +124,13 @@ class LiveSession:
         with self.lock:  # two requests at once would write into one temporary file
             save_planner(self.planner, self.out)
         return str(self.out)
+
+    def end(self) -> None:
+        """Wait until no thread acts any more, because Python can crash if it exits while one does."""
+        self.is_over = True
+        for stream in self.streams:
+            stream.join(PATIENCE)
+        self.lock.acquire()  # never released: where a page no longer reads, its thread stays out of the next step
 
     def step(self) -> dict[str, Any]:
         """Act once, and return the values that the page shows."""
@@ -206,8 +215,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")
         self.end_headers()
+        self.session.streams.append(threading.current_thread())
         try:
-            while True:
+            while not self.session.is_over:
                 due = time.perf_counter() + self.session.planner.model.seconds
                 self.wfile.write(json.dumps(self.session.step()).encode() + b"\n")
                 time.sleep(max(0.0, due - time.perf_counter()))
@@ -244,5 +254,4 @@ def show(planner: Planned, out: Path, port: int, say: Callable[[str], None]) -> 
         serving.daemon_threads = True
         say(f"open http://{LOCALHOST}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
         serving.serve_forever()
-    # Never released: Python can crash if it exits while a thread is inside an environment's step.
-    session.lock.acquire()
+    session.end()
