@@ -236,7 +236,7 @@ ROOMS = [
     Mutant("policies/export.py", ".clamp(dial.low, dial.high)", "", CARRYING, "dials of an exported graph off their range"),
     Mutant("policies/export.py", "torch.where(torch.isnan(values), dial.if_nan, values)", "values", CARRYING, "NaN as an exported dial"),
     Mutant("policies/metadata.py", 'info["graph"] == digest', "True", CARRYING, "a changed graph taken for the exported one"),
-    Mutant("cli/inspection.py", "model.joint(model.actuator_trnid[index, 0])", "model.joint(index)", CARRYING, "motors named in the order of joints"),
+    Mutant("cli/environment_info.py", "model.joint(model.actuator_trnid[index, 0])", "model.joint(index)", CARRYING, "motors named in the order of joints"),
     Mutant("policies/export.py", "names, batch = list(inspect.signature(module.forward).parameters)", "names, batch = list(inspect.signature(module.forward).parameters)[::-1]", CARRYING, "an exported dial's inputs swap names"),
     Mutant("policies/export.py", "zip(self.dials, dials.unbind(-1), strict=True)]\n        inputs", "zip(self.dials, dials.flip(-1).unbind(-1), strict=True)]\n        inputs", CARRYING, "an exported policy's dials swap places"),
     Mutant("policies/export.py", "torch.log(values / dial.low) / math.log(dial.high / dial.low)", "(values - dial.low) / (dial.high - dial.low)", CARRYING, "an exported dial without its logarithm"),

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from repolicy.cli import help_page as pages
 from repolicy.cli import main as cli
-from repolicy.cli import options as pages
 from repolicy.cli.options import add_options, defaults_by_prior, docstrings, options
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.policies.distributions import ActionSpace
@@ -68,20 +68,22 @@ def test_usage_tells_which_words_may_be_left_out() -> None:
 
 def test_settings_stand_in_groups_with_ten_first() -> None:
     text = pages.help_page(Customize, "repolicy customize")
-    titles = [title.capitalize() for title in pages.GROUPS]
+    titles = [title.capitalize() for title in pages.OPTION_GROUPS]
     parts = re.split(rf"^({'|'.join(titles)})(?: \(.*)?$", text, flags=re.MULTILINE)
     assert parts[1::2] == titles
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.GROUPS["first"])
-    assert len(pages.GROUPS["first"]) == 10
+    assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.OPTION_GROUPS["first"])
+    assert len(pages.OPTION_GROUPS["first"]) == 10
     assert all(f"--{name} " in found["Networks"] for name in ("hidden", "activation"))
     assert all(f"--{name} " in found["Learning"] for name in ("gamma", "gae-lambda", "clip"))
 
 
 def test_no_row_names_an_option_that_no_command_has() -> None:
     names = [option.name for command in EVERY.values() for option in options(command)]
-    assert {name for row in pages.GROUPS.values() for name in row} <= set(names)
-    assert {field.name.replace("_", "-") for field in fields(Options)} == set(pages.GROUPS["files of other libraries"])
+    assert {name for row in pages.OPTION_GROUPS.values() for name in row} <= set(names)
+    assert {field.name.replace("_", "-") for field in fields(Options)} == set(
+        pages.OPTION_GROUPS["files of other libraries"]
+    )
 
 
 @pytest.mark.parametrize("kind", [Settings, Train])

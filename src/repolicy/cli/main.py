@@ -16,9 +16,10 @@ from repolicy.cli.about import Addons, Bench, Doctor, Report
 from repolicy.cli.compare_diagnose_plan import UNSAFE_VERDICTS, Compare, Diagnose, Plan
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
-from repolicy.cli.options import Command, Positional, complete, help_page, options, parse
-from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
-from repolicy.cli.run_commands import Customize, Train, is_main_process
+from repolicy.cli.help_page import help_page
+from repolicy.cli.options import Command, Positional, complete, options, parse
+from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
+from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, describe_error
 from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
@@ -74,6 +75,7 @@ GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llm": ("Language models: text with the dial turned, and what models are worth beside their prior.", LLM),
     "rql": ("Residual Q-learning: train a soft policy, or customize one.", RQL),
 }
+HELP = {"-h", "--help"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -138,9 +140,6 @@ def _parse_command(
         if option.takes_several and words.count(flag) > 1:
             raise UsageError(f"{flag} stands twice; write all its values behind one {flag}")
     return parse(command, words, f"{prog} {name}")
-
-
-HELP = {"-h", "--help"}
 
 
 def _normalize_words(arguments: list[str]) -> list[str]:

@@ -1,13 +1,12 @@
-"""The commands that use a policy without changing it (evaluate, render, export, inspect, push), and imitate.
+"""The commands that use a policy without changing it: evaluate, render, export, inspect, push.
 
 Each command is a dataclass whose fields are its options; the docstrings under them are its help. Nothing heavy is
 imported before a command runs, so that `--help` answers at once.
 """
 
 import contextlib
-import shlex
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,7 +159,7 @@ class Export(OpensPolicy):
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.inspection import environment_info
+        from repolicy.cli.environment_info import environment_info
         from repolicy.envs import env_from_card, match_observation, parse_env_name
         from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
@@ -255,68 +254,6 @@ def _output_file(out: Path | None, path: Path, suffix: str) -> Path:
     check_not_overwriting(out, path)
     check_writable(out)
     return out
-
-
-@dataclass(frozen=True)
-class Imitate(Command):
-    """Fit a policy to recorded observations and actions, as a prior to customize: a Gaussian, or a flow.
-
-    Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
-    """
-
-    data: Annotated[str, Positional("DATA")]
-    """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
-    env: str | None = None
-    """Environment in which the policy is checked and tried, and in which customize then continues."""
-    hidden: tuple[int, ...] = (256, 256)
-    """Sizes of the hidden layers."""
-    state_std: bool = False
-    """Fit a std that depends on the state, instead of one for all states."""
-    flow: bool = False
-    """Fit a flow: a generative policy, which can represent several ways of doing the same thing."""
-    chunk: int = 1
-    """For a flow: the number of successive actions in its output."""
-    seed: int = 0
-    """Seed of the network and of the choice of held-out data."""
-    out: Path | None = None
-    """The policy's file; by default imitated.safetensors, or flow.onnx."""
-
-    def run(self) -> dict[str, Any]:
-        from repolicy.prepare.imitation import imitate
-        from repolicy.runs import one_thread
-
-        if self.flow:
-            return self._fit_flow()
-        if self.chunk != 1:
-            raise UsageError("--chunk goes with --flow")
-        terminal, out = Terminal(), self.out or Path("imitated.safetensors")
-        with one_thread(), terminal.status("fitting") as status:
-            result = imitate(
-                self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
-                say=terminal.say,
-                progress=lambda epoch, loss: status.update(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step"),
-            )  # fmt: skip
-        command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
-        terminal.say(f"its file: {result.file}; go on with {command}")
-        returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
-        return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
-
-    def _fit_flow(self) -> dict[str, Any]:
-        from repolicy.prepare.flows import STEPS, imitate_flow
-        from repolicy.runs import one_thread
-
-        if self.state_std:
-            raise UsageError("a flow has no std: leave --state-std out")
-        terminal, out = Terminal(), self.out or Path("flow.onnx")
-        with one_thread(), terminal.status("fitting") as status:
-            result = imitate_flow(
-                self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
-                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
-            )  # fmt: skip
-        words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
-        words += ["--env", self.env or "ENV", "--addon", "NAME"]
-        terminal.say(f"its file: {out}, fitted to {result.chunks:,} chunks; go on with {shlex.join(words)}")
-        return asdict(result) | {"file": str(out)}
 
 
 @dataclass(frozen=True, kw_only=True)

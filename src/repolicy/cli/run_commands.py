@@ -1,7 +1,7 @@
-"""The commands that train: train (from nothing) and customize (from a prior)."""
+"""The commands that make a policy: train (from nothing), customize (from a prior), imitate (from recorded data)."""
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from repolicy.cli.options import (
     parse_weight,
 )
 from repolicy.cli.policy_commands import warn_of_unfinished
-from repolicy.errors import RepolicyError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, soft
 from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
@@ -170,6 +170,68 @@ class Customize(Run):
         """Return the objective that the options name; weights that they leave out are None."""
         omega, alpha = parse_weight("omega", self.omega), parse_weight("alpha", self.alpha)
         return objective_by_name(self.objective, omega=omega, alpha=alpha, states=self.states)
+
+
+@dataclass(frozen=True)
+class Imitate(Command):
+    """Fit a policy to recorded observations and actions, as a prior to customize: a Gaussian, or a flow.
+
+    Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
+    """
+
+    data: Annotated[str, Positional("DATA")]
+    """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
+    env: str | None = None
+    """Environment in which the policy is checked and tried, and in which customize then continues."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    state_std: bool = False
+    """Fit a std that depends on the state, instead of one for all states."""
+    flow: bool = False
+    """Fit a flow: a generative policy, which can represent several ways of doing the same thing."""
+    chunk: int = 1
+    """For a flow: the number of successive actions in its output."""
+    seed: int = 0
+    """Seed of the network and of the choice of held-out data."""
+    out: Path | None = None
+    """The policy's file; by default imitated.safetensors, or flow.onnx."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.prepare.imitation import imitate
+        from repolicy.runs import one_thread
+
+        if self.flow:
+            return self._fit_flow()
+        if self.chunk != 1:
+            raise UsageError("--chunk goes with --flow")
+        terminal, out = Terminal(), self.out or Path("imitated.safetensors")
+        with one_thread(), terminal.status("fitting") as status:
+            result = imitate(
+                self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
+                say=terminal.say,
+                progress=lambda epoch, loss: status.update(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step"),
+            )  # fmt: skip
+        command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
+        terminal.say(f"its file: {result.file}; go on with {command}")
+        returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
+        return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
+
+    def _fit_flow(self) -> dict[str, Any]:
+        from repolicy.prepare.flows import STEPS, imitate_flow
+        from repolicy.runs import one_thread
+
+        if self.state_std:
+            raise UsageError("a flow has no std: leave --state-std out")
+        terminal, out = Terminal(), self.out or Path("flow.onnx")
+        with one_thread(), terminal.status("fitting") as status:
+            result = imitate_flow(
+                self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
+                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
+            )  # fmt: skip
+        words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
+        words += ["--env", self.env or "ENV", "--addon", "NAME"]
+        terminal.say(f"its file: {out}, fitted to {result.chunks:,} chunks; go on with {shlex.join(words)}")
+        return asdict(result) | {"file": str(out)}
 
 
 def is_main_process() -> bool:
