@@ -126,16 +126,16 @@ WORDS = {
 
 def words(wishes: Mapping[str, str] | None = None) -> str:
     """Return a glossary that the reader can unfold; `wishes` are descriptions of add-ons by their names."""
-    rows = "".join(
-        f"<div><dt>{escape(word)}</dt><dd>{escape(meaning)}</dd></div>"
-        for word, meaning in {**(wishes or {}), **WORDS}.items()
-    )
-    return f'<details><summary>what the words mean</summary><dl class="words">{rows}</dl></details>'
+    return _details("what the words mean", {**(wishes or {}), **WORDS}, ' class="words"')
 
 
 def settings(values: Mapping[str, Any], title: str = "settings") -> str:
     """Return names and values that the reader can unfold."""
+    return _details(f"{len(values)} {title}", values)
+
+
+def _details(summary: str, values: Mapping[str, Any], attributes: str = "") -> str:
     rows = "".join(
         f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>" for name, value in values.items()
     )
-    return f"<details><summary>{len(values)} {escape(title)}</summary><dl>{rows}</dl></details>"
+    return f"<details><summary>{escape(summary)}</summary><dl{attributes}>{rows}</dl></details>"
