@@ -15,7 +15,7 @@ from typed_commands import with_few_states, worked
 from repolicy.cli import main as cli
 from repolicy.cli.options import parse
 from repolicy.envs import evaluation
-from repolicy.many import sweep
+from repolicy.many import positions, sweep
 from repolicy.planning import asking, value
 from repolicy.policies import export
 from repolicy.policies.distributions import ActionSpace
@@ -23,7 +23,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis, weights, worth
 from repolicy.priors.finding import find_policy
-from repolicy.report import dial_page, filming, pieces
+from repolicy.report import filming, pieces
 from repolicy.report import movie as film
 from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs
@@ -140,8 +140,8 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(diagnosis, "DIAGNOSIS_STEPS", 50)
     patch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
     patch.setattr(worth.measure_worths, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
-    patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two
-    patch.setattr(dial_page, "TENTHS", [0.5, 1.0])
+    patch.setattr(positions, "STOPS", (3, 2))  # positions of one dial, and of each of two
+    patch.setattr(positions, "TENTHS", [0.5, 1.0])
     patch.setattr(film, "render_films", filmed)
     patch.setattr(pieces, "render_films", filmed)
     patch.setattr(ask_page, "render_films", filmed)

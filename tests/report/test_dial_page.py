@@ -11,6 +11,7 @@ from typed_commands import answered, refused
 
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
+from repolicy.many import positions
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
@@ -119,7 +120,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     folder, objective = tmp_path_factory.mktemp("two"), residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
     request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "STOPS", (11, 3, 3, 2))
+        patch.setattr(positions, "STOPS", (11, 3, 3, 2))
         found, _ = reported(folder, [OMEGA, QUIETLY], request, patch)
     return found, folder / "dial" / "report.html"
 
@@ -154,7 +155,7 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
     made = ConditionedPolicy.from_prior(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
-    turning = pages.DialedPolicy(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
+    turning = positions.DialedPolicy(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
     for each in (turning.command, lambda position: turning.default_file(position, "at")):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)
     assert "1000003.0" in turning.command(

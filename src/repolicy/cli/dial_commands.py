@@ -1,6 +1,6 @@
 """The commands about several weights: dial takes positions between policies, sweep trains a policy at each weight."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from repolicy.errors import UsageError
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal
 
 if TYPE_CHECKING:
-    from repolicy.report.dial_page import DialedPolicy
+    from repolicy.many.positions import DialedPolicy
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Dial(Command):
     """Run code that the policy's file names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.many.positions import DialedPolicy
         from repolicy.priors import find_policy, read_policy, require_prior
-        from repolicy.report.dial_page import DialedPolicy
 
         path = find_policy(self.policy)
         saved = read_policy(path)
@@ -71,7 +71,7 @@ class Dial(Command):
         return self._save_position(policy) if self.at else self._report(policy)
 
     def _save_position(self, policy: "DialedPolicy") -> dict[str, Any]:
-        from repolicy.report.dial_page import exact_text
+        from repolicy.many.positions import exact_text
 
         position, warning = policy.find_position(*_parse_position(self.at))
         out = self.out or policy.default_file(position, policy.method)
@@ -87,8 +87,9 @@ class Dial(Command):
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
         from repolicy.envs import addons_from_card, check_env, env_from_card
         from repolicy.files import check_writable
+        from repolicy.many.positions import as_dict, evaluate_positions
         from repolicy.priors import output_folder
-        from repolicy.report.dial_page import as_dict, evaluate_positions, read_sweep_points, write_dial_report
+        from repolicy.report.dial_page import read_sweep_points, write_dial_report
 
         path, saved = policy.path, policy.saved
         env = self.env or env_from_card(saved.card, path, self.trust)
@@ -98,18 +99,17 @@ class Dial(Command):
         check_env(addons, env)
         sweep_points = read_sweep_points(self.beside, env, addons) if self.beside else ()
         out = self.out or output_folder(path) / f"{path.stem}-dial"
-        policy = replace(policy, env=env, addons=addons, out=out, sweep_points=sweep_points)
         check_writable(out / "report.html")  # before the evaluation, which would be lost
         if (out / "report.html").exists() and not (out / "dial.json").exists():
             raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = evaluate_positions(
-                policy, 10 if self.episodes is None else self.episodes,
+                policy, env, addons, out, 10 if self.episodes is None else self.episodes,
                 lambda done: status.update(f"{env}: {done} of {len(policy.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(policy, swept, terminal.say)
+            report = write_dial_report(policy, swept, addons, sweep_points, terminal.say)
         title = " and ".join(map(str, policy.dials))
         title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
         if swept.is_curve:
