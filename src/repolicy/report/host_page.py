@@ -81,7 +81,7 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], list[
     if pairs:
         sentences = verdict(pairs)
         parts += [
-            page.verdict(sentences, basis([after for _, after in pairs]).replace(", from the same starts", "")),
+            page.verdict(sentences, basis([after for _, after in pairs], has_same_starts=False)),
             page.words(),
             page.tiles(reward_tiles(mean)),
             page.section("What it earns", page.table(*reward_table(by_action(mean, sampled)))),

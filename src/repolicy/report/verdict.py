@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs import Column, Evaluation, Limit
-from repolicy.text import format_number
+from repolicy.text import format_count, format_number
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:
@@ -226,11 +226,12 @@ def _deciding_quantity(changes: dict[str, Difference]) -> str:
     return next(name for name in (*REWARD_WORDS, "length") if name in changes)
 
 
-def basis(evaluations: Sequence[Evaluation]) -> str:
+def basis(evaluations: Sequence[Evaluation], has_same_starts: bool = True) -> str:
     """Return the data behind a verdict: `50 episodes each with the mean action, from the same starts`."""
-    count = len(evaluations[0].basic)
-    episodes = f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action_words, evaluations))}"
-    return f"{episodes}, from the same starts; ± behind a difference is its standard error"
+    episodes = format_count(len(evaluations[0].basic), "episode")
+    episodes += f" each with {' and '.join(map(action_words, evaluations))}"
+    starts = ", from the same starts" if has_same_starts else ""
+    return f"{episodes}{starts}; ± behind a difference is its standard error"
 
 
 def action_words(evaluation: Evaluation) -> str:
