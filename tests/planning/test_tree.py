@@ -63,6 +63,26 @@ class SureProcess(Process):
     transitions = SURE
 
 
+class DictProcess(SureProcess):
+    """The same, seen as two parts, which it gives in another order than its space has them in."""
+
+    observation_space = gymnasium.spaces.Dict(
+        first=gymnasium.spaces.Box(0.0, 1.0, (1,)), others=gymnasium.spaces.Box(0.0, 1.0, (2,))
+    )
+
+    def seen(self):
+        one_hot = np.eye(3, dtype=np.float32)[self.state]
+        return {"others": one_hot[1:], "first": one_hot[:1]}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self.seen(), *rest
+
+
 def prior() -> Policy:
     policy = Policy(PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=()))
     with torch.no_grad():
@@ -101,6 +121,10 @@ def test_the_root_decides_as_the_exact_residual_policy(omega, alpha, sign):
         off_by(planner(SureProcess, omega, alpha, sign, n), SureProcess, omega, alpha, sign) for n in (30, 1_000)
     )
     assert many < min(few, 1e-3)
+
+
+def test_so_it_does_where_observations_have_parts_in_another_order():
+    assert off_by(planner(DictProcess, 0.9, 0.3, 1.0, 1_000), DictProcess, 0.9, 0.3, 1.0) < 1e-3
 
 
 def test_so_it_does_where_there_is_chance():

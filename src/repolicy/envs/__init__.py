@@ -3,7 +3,7 @@
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.envs.addon_names import Wish
 from repolicy.envs.addons import Addon, check_env, combine_addons, load_addon
-from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos
+from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos, stack_observations
 from repolicy.envs.evaluation import (
     BLOCK_STEPS,
     EPISODE_CAP,

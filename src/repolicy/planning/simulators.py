@@ -25,6 +25,7 @@ from repolicy.envs import (
     make_one_env,
     merge_infos,
     observed_parts,
+    stack_observations,
     to_env_actions,
 )
 from repolicy.errors import UsageError, in_one_sentence
@@ -69,7 +70,8 @@ class CopyModel:
         self._live, self._random = list[Any](), np.random.default_rng(seed)
         made = make_one_env(name)
         self._space, self._own = action_space(made.action_space, name), made.action_space
-        self._keys, _ = observed_parts(made.observation_space, name, False)
+        self._observed = made.observation_space
+        self._keys, _ = observed_parts(self._observed, name, False)
         rate = made.metadata.get("render_fps")
         self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / rate if rate else 0.0))
         with in_one_sentence(f"environment {name!r} cannot be copied", UsageError):
@@ -109,7 +111,8 @@ class CopyModel:
     def advance(self, env: Any, actions: np.ndarray) -> Simulated:
         """Step one environment by an action `[1, A]`, in place."""
         observation, _, terminated, _, info = env.step(to_env_actions(actions, self._space, self._own)[0])
-        row = flatten_observations(observation, 1, self._keys)
+        parts = stack_observations(self._observed, [observation])  # an environment may give them in another order
+        row = flatten_observations(parts, 1, self._keys)
         return Simulated(env, row, merge_infos([info]), np.array([bool(terminated)]), ~np.isfinite(row).all(1))
 
     def copied(self, env: Any) -> Any:
