@@ -230,7 +230,7 @@ ROOMS = [
     Mutant("runs/machine.py", "if event.is_set():", "if False:", "tests/runs/test_machine.py", "a second Ctrl-C does nothing"),
     Mutant("cli/main.py", 'values.get("finished") is False', "False", "tests/cli/test_nets.py", "a stopped run ends with 0"),
     Mutant("runs/callbacks.py", "(self._start, self._began)", "(0, self._began)", "tests/runs/test_run_folder.py", "the time left of a resumed run counts what was done before"),
-    Mutant("many/sweep.py", "read_policy(policy).policy", "prior", "tests/many/test_sweep.py", "the prior evaluated in the place of every point"),
+    Mutant("many/sweep.py", "read_policy(run.policy).policy", "prior", "tests/many/test_sweep.py", "the prior evaluated in the place of every point"),
     Mutant("files.py", '        with open(temporary, "wb") as file:', '        path.write_bytes(content)\n        with open(temporary, "wb") as file:', "tests/test_files.py", "a file written in its place"),
     Mutant("runs/folder.py", "write_bytes(self.metrics, b", "self.metrics.write_bytes(b", "tests/test_files.py", "metrics written in their place"),
     Mutant("policies/export.py", ".clamp(dial.low, dial.high)", "", CARRYING, "dials of an exported graph off their range"),

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from experiments import campaign
 from experiments.ledger import Ledger, Row
 from repolicy.cli.main import main as command_line
-from repolicy.many.sweep import read_sweep
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.runs.machine import versions
 
 
@@ -45,7 +45,7 @@ def customize_arguments(name: str) -> list[str]:
 def make_sweep(name: str, runs: Path, jobs: int) -> Path:
     """Make or resume a sweep unless it is finished, and return its folder."""
     folder = runs / name
-    if "points" not in (read_sweep(folder) or {}):
+    if "points" not in (SweepFolder(folder).read() or {}):
         command_line([*customize_arguments(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
     return folder
 

@@ -21,6 +21,7 @@ from repolicy.envs.trust import PACKAGE_CODE, check_trust
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, load_object
 from repolicy.many.sweep import _point_command
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.policies.file import save_policy
 from repolicy.report import movie as film
 from repolicy.rql.hyperparameters import TASKS
@@ -159,7 +160,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
             start()
         assert tuple(started.call_args[0][0][:2]) == PYTHON
     request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}
-    assert _point_command(0.1, Path("b"), request)[:2] == PYTHON
+    assert _point_command(0.1, SweepFolder(Path("b")), request)[:2] == PYTHON
 
 
 def test_what_the_package_names_is_not_looked_for_in_this_folder(

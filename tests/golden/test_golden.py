@@ -12,7 +12,7 @@ from make import EXPORTED, RUNS, WISHES, paid, told
 from repolicy import rql
 from repolicy.learning import multipliers
 from repolicy.learning.training import customize, train
-from repolicy.many.sweep import read_sweep
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import soft
 from repolicy.policies.storage import read
 from repolicy.rql.customizing import Request as ResidualQLearning
@@ -61,7 +61,7 @@ def test_a_run_goes_on_where_it_stopped(
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_sweep_and_a_run_of_residual_q_learning_are_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "rql", tmp_path / "rql")
-    swept, run = read_sweep(folder / "swept"), RunFolder(tmp_path / "rql", Request, ResidualQLearning)
+    swept, run = SweepFolder(folder / "swept").read(), RunFolder(tmp_path / "rql", Request, ResidualQLearning)
     assert [point["omega"] for point in swept["points"]] == swept["omegas"] == [0.1, 1.0]
     assert run.latest_checkpoint() is not None
     assert rql.train("repolicy.rql.tasks:CartPole", soft(0.5), tmp_path / "rql", resume=True).finished

@@ -17,7 +17,8 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.files import write_json
 from repolicy.many.pool import Job
-from repolicy.many.sweep import sorted_omegas, sweep
+from repolicy.many.sweep import sweep
+from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, knee
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
@@ -243,6 +244,15 @@ def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="settings.json is there already, and of no sweep"):
         refused(prior, tmp_path / "mine")
     assert (tmp_path / "mine" / "settings.json").read_text() == "mine"
+
+
+def test_a_sweep_that_was_killed_while_it_began_can_be_begun_again(tmp_path: Path) -> None:
+    folder, request = SweepFolder(tmp_path), {"settings": {}}
+    folder.prior.write_bytes(b"prior")  # the first file that `claim` writes
+    with pytest.raises(UsageError, match=r"prior.safetensors is there already, and of no sweep"):
+        folder.claim(request, [0.1], b"another", 2)
+    assert folder.claim(request, [0.1], b"prior", 2) == [0.1]
+    assert folder.prior.read_bytes() == b"prior"
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], error: str = "not today") -> list[int]:

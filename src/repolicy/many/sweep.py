@@ -15,14 +15,15 @@ from typing import Any
 from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addon_names import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
-from repolicy.files import check_shape, file_sum, read_bytes, read_json, write_bytes, write_json
+from repolicy.files import file_sum, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.evaluations import code_sums, evaluations_sum, read_evaluations, write_evaluations
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
+from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
-from repolicy.policies import OBJECTIVE_SHAPE, Policy, with_torch_defaults
+from repolicy.policies import Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
 from repolicy.prepare.checks import choose_weights, try_addon
 from repolicy.prepare.generative import open_start
@@ -30,27 +31,9 @@ from repolicy.prepare.session import RequestOptions, complete_settings
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import (
-    Request,
-    Result,
-    RunFolder,
-    Settings,
-    describe_changes,
-    physical_cores,
-    ranks,
-    validate_settings,
-    versions,
-)
+from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores, ranks, versions
 from repolicy.text import default_out, format_count
 
-# The parts of sweep.json that a resumed sweep reads.
-SWEEP_SHAPE = {
-    "request": {
-        "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
-    },
-    "omegas": [float],
-    "episodes?": int,
-}  # fmt: skip
 EPISODES = 50  # of each evaluation
 
 
@@ -107,29 +90,29 @@ def sweep(
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     check_counts(0, jobs=jobs)
-    folder = Path(out or default_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
-    content = read_sweep(folder) if resume else None
+    folder = SweepFolder(Path(out or default_out(prior.folder if isinstance(prior, Result) else prior, "sweep")))
+    content = folder.read() if resume else None
     if episodes is None:
         episodes = (content or {}).get("episodes", EPISODES)
     check_counts(episodes=episodes)
-    before = None if content is None else _stored_request(content, folder)
+    before = None if content is None else folder.stored_request(content)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
     if content is not None and not values:
         values = content["omegas"]
     omegas = sorted_omegas(values)
     if before is None:
-        _check_new(folder)  # before anything that takes a while
-    RunFolder(folder).check_writable()
+        folder.check_new()  # before anything that takes a while
+    RunFolder(folder.path).check_writable()
     options = RequestOptions.from_arguments(env, addon, sparse=sparse)
     if before is not None:
-        options.require_trust(before, folder / "sweep.json", trust)
+        options.require_trust(before, folder.content, trust)
         alpha = before.objective.alpha if alpha is None else alpha  # stays the same when values of omega are added
         states = before.objective.states if states is None else states
     options = options.filled_from(before)
 
     # Open the prior, which may name its environment and settings.
-    prior_file, resumed = folder / "prior.safetensors", before is not None
-    start, env = open_start(prior, options.env, settings, noise, chunk, trust, prior_file, resumed, reading)
+    resumed = before is not None
+    start, env = open_start(prior, options.env, settings, noise, chunk, trust, folder.prior, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     defaults = start.default_settings("", settings) if before is None else before.settings
@@ -159,21 +142,13 @@ def sweep(
     }
 
     # Train all points, and evaluate them.
-    with RunFolder(folder).locked():
-        omegas = _claim_folder(folder, shared, omegas, start.content, episodes)
+    with RunFolder(folder.path).locked():
+        omegas = folder.claim(shared, omegas, start.content, episodes)
         at_once = jobs or (len(omegas) if on_ray else physical_cores())
         failed = _train(omegas, folder, shared, starter, at_once, say, progress)
         result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
-        write_json(folder / "sweep.json", {"format": FORMAT, "episodes": episodes} | as_dict(result))
+        write_json(folder.content, {"format": FORMAT, "episodes": episodes} | as_dict(result))
     return result
-
-
-def _check_new(folder: Path) -> None:
-    """Raise where the folder holds a sweep or a run already."""
-    if os.path.lexists(folder / "sweep.json"):
-        raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-    if RunFolder(folder).request() is not None:
-        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
 
 
 def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: Weight) -> None:
@@ -191,73 +166,8 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}")
 
 
-def _stored_request(content: dict[str, Any], folder: Path) -> Request:
-    """Return the request of the resumed sweep's points, without an omega."""
-    stored = content["request"]
-    objective = Objective("addon", None, stored["alpha"], states=stored["states"])
-    settings = Settings(**validate_settings(stored["settings"], f"the sweep in {folder}"))
-    return Request(stored["env"], objective, settings, tuple(stored["addons"]), sparse=stored["sparse"])
-
-
-def sorted_omegas(omegas: Collection[float]) -> list[float]:
-    """Return the values in ascending order; raise where one is not a weight, or occurs twice."""
-    if not len(omegas):
-        raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
-    for omega in omegas:
-        if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
-            raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
-    values = [float(omega) + 0.0 for omega in omegas]  # −0 becomes 0
-    texts = [_omega_text(omega) for omega in values]
-    duplicates = sorted({text for text in texts if texts.count(text) > 1}, key=float)
-    if duplicates:
-        raise UsageError(f"--omega has {' and '.join(duplicates)} more than once")
-    return sorted(values)
-
-
-def _omega_text(omega: float) -> str:
-    return f"{omega:.12g}"
-
-
 def _names(omegas: Sequence[float]) -> str:
     return " and ".join(f"ω′ {omega:g}" for omega in omegas)
-
-
-def _point_folder(folder: Path, omega: float) -> Path:
-    return folder / f"omega-{_omega_text(omega)}"
-
-
-def _claim_folder(
-    folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int
-) -> list[float]:
-    """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
-    prior_file, content = folder / "prior.safetensors", read_sweep(folder)
-    if content is not None:
-        omegas = sorted_omegas({*content["omegas"], *omegas})
-        changes = list(describe_changes(content["request"], json.loads(json.dumps(request))))
-        if read_bytes(prior_file) != prior:
-            changes.append("the prior is another")
-        if changes:
-            raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
-        content["omegas"] = omegas
-    else:
-        for name in ("prior.safetensors", "settings.json", "report.html"):
-            if (folder / name).exists():
-                raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
-        write_bytes(prior_file, prior)
-        content = {"format": FORMAT, "request": request, "omegas": omegas}
-    write_json(folder / "settings.json", request["settings"])  # each point reads it; the user may have edited it
-    write_json(folder / "sweep.json", content | {"episodes": episodes})
-    return omegas
-
-
-def read_sweep(folder: Path) -> dict[str, Any] | None:
-    """Return the content of the folder's sweep.json, or None where there is no sweep."""
-    file = folder / "sweep.json"
-    if not os.path.lexists(file):
-        return None
-    content = read_json(file)
-    check_shape(content, SWEEP_SHAPE, f"{file} cannot be used: its story")
-    return dict(content)
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -265,7 +175,7 @@ def read_sweep(folder: Path) -> dict[str, Any] | None:
 
 def _train(
     omegas: Sequence[float],
-    folder: Path,
+    folder: SweepFolder,
     request: dict[str, Any],
     start: StartJob,
     at_once: int,
@@ -275,10 +185,9 @@ def _train(
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
     omega_of, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        log = folder / f"omega-{_omega_text(omega)}.log"
-        omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), log)] = omega
+        omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.
-    trained = [omega for omega in omegas if _point_progress(_point_folder(folder, omega), request) == 1.0]
+    trained = [omega for omega in omegas if _point_progress(folder.run(omega), request) == 1.0]
     count = len(omegas) - len(trained)
     sentences = [f"training {format_count(count, 'point')}, {min(at_once, count)} at a time"] if count else []
     say("; ".join([*sentences, *([f"checking {_names(trained)}, trained before"] if trained else [])]))
@@ -289,7 +198,7 @@ def _train(
             say(f"{job.name} is trained")
 
     def on_poll(_: list[Job]) -> None:
-        progress({omega: _point_progress(_point_folder(folder, omega), request) for omega in omegas})
+        progress({omega: _point_progress(folder.run(omega), request) for omega in omegas})
 
     run_jobs(list(omega_of), start, at_once, on_end=on_end, on_poll=on_poll)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
@@ -300,18 +209,18 @@ def _train(
     return failed
 
 
-def _point_command(omega: float, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
+def _point_command(omega: float, folder: SweepFolder, request: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, folder.resolve()),
-        "--out", str(_point_folder(folder, omega).resolve()), "--resume", "--no-report",
+        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, folder.path.resolve()),
+        "--out", str(folder.run(omega).path.resolve()), "--resume", "--no-report",
     )  # fmt: skip
 
 
-def _point_progress(folder: Path, request: dict[str, Any]) -> float:
+def _point_progress(run: RunFolder, request: dict[str, Any]) -> float:
     """Return the share of a point's training that is done, by the last line of its metrics."""
     settings = Settings(**request["settings"])
     try:
-        with open(RunFolder(folder).metrics, "rb") as file:
+        with open(run.metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             last_line = file.read().splitlines()[-1]
         return float(json.loads(last_line)["iteration"]) / settings.iterations
@@ -323,7 +232,7 @@ def _point_progress(folder: Path, request: dict[str, Any]) -> float:
 
 
 def _evaluate_all(
-    folder: Path,
+    folder: SweepFolder,
     request: dict[str, Any],
     prior: Policy,
     omegas: Sequence[float],
@@ -349,17 +258,16 @@ def _evaluate_all(
     for omega in omegas:
         if omega in failed:
             continue
-        place, file = _point_folder(folder, omega), folder / f"omega-{_omega_text(omega)}.evaluations.safetensors"
-        policy = RunFolder(place).policy
-        made_of = shared | {"policy": file_sum(policy)}
+        run, file = folder.run(omega), folder.evaluations(omega)
+        made_of = shared | {"policy": file_sum(run.policy)}
         evaluations = read_evaluations(file, made_of)
         if evaluations is None:
-            evaluations = evaluated(f"ω′ {omega:g}", read_policy(policy).policy)
+            evaluations = evaluated(f"ω′ {omega:g}", read_policy(run.policy).policy)
             write_evaluations(file, evaluations, made_of)
         else:
             reused.append(omega)
         mean, sampled = evaluations
-        points.append(Point(omega, place, mean, sampled))
+        points.append(Point(omega, run.path, mean, sampled))
     if reused:
         say(f"reusing the evaluations of {_names(reused)}: the same policies, and the prior earned the same again")
-    return SweepResult(request, folder, Point(math.inf, folder / "prior.safetensors", *of_prior), points, failed)
+    return SweepResult(request, folder.path, Point(math.inf, folder.prior, *of_prior), points, failed)

@@ -1,0 +1,121 @@
+"""The folder of a sweep: the prior, what all points share, and for each value of ω′ a run, a log and evaluations."""
+
+import json
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import UsageError
+from repolicy.files import check_shape, read_bytes, read_json, write_bytes, write_json
+from repolicy.objective import Objective
+from repolicy.policies import OBJECTIVE_SHAPE
+from repolicy.policies.storage import FORMAT
+from repolicy.runs import Request, RunFolder, Settings, describe_changes, validate_settings
+
+# The parts of sweep.json that a resumed sweep reads.
+SHAPE = {
+    "request": {
+        "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
+    },
+    "omegas": [float],
+    "episodes?": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a sweep."""
+
+    path: Path
+
+    @property
+    def content(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def prior(self) -> Path:
+        return self.path / "prior.safetensors"
+
+    @property
+    def settings(self) -> Path:
+        """The file of settings that each point's command reads."""
+        return self.path / "settings.json"
+
+    def run(self, omega: float) -> RunFolder:
+        """Return the run's folder of a point."""
+        return RunFolder(self.path / f"omega-{_omega_text(omega)}")
+
+    def log(self, omega: float) -> Path:
+        return self.path / f"omega-{_omega_text(omega)}.log"
+
+    def evaluations(self, omega: float) -> Path:
+        return self.path / f"omega-{_omega_text(omega)}.evaluations.safetensors"
+
+    def check_new(self) -> None:
+        """Raise where the folder holds a sweep or a run already."""
+        if os.path.lexists(self.content):
+            raise UsageError(
+                f"{self.path} holds a sweep already; add --resume to go on with it, or choose another --out"
+            )
+        if RunFolder(self.path).request() is not None:
+            raise UsageError(f"{self.path} holds a run, not a sweep; choose another --out")
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the content of sweep.json, or None where there is no sweep."""
+        if not os.path.lexists(self.content):
+            return None
+        content = read_json(self.content)
+        check_shape(content, SHAPE, f"{self.content} cannot be used: its story")
+        return dict(content)
+
+    def stored_request(self, content: dict[str, Any]) -> Request:
+        """Return the request of the points of the sweep that is resumed, without an omega."""
+        stored = content["request"]
+        objective = Objective("addon", None, stored["alpha"], states=stored["states"])
+        settings = Settings(**validate_settings(stored["settings"], f"the sweep in {self.path}"))
+        return Request(stored["env"], objective, settings, tuple(stored["addons"]), sparse=stored["sparse"])
+
+    def claim(self, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int) -> list[float]:
+        """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
+        content = self.read()
+        if content is not None:
+            omegas = sorted_omegas({*content["omegas"], *omegas})
+            changes = list(describe_changes(content["request"], json.loads(json.dumps(request))))
+            if read_bytes(self.prior) != prior:
+                changes.append("the prior is another")
+            if changes:
+                raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+            content["omegas"] = omegas
+        else:
+            is_ours = self.prior.exists() and read_bytes(self.prior) == prior  # a sweep was killed before sweep.json
+            for file in (self.settings, self.path / "report.html", *(() if is_ours else (self.prior,))):
+                if file.exists():
+                    raise UsageError(f"{file} is there already, and of no sweep; choose another --out")
+            write_bytes(self.prior, prior)
+            content = {"format": FORMAT, "request": request, "omegas": omegas}
+        write_json(self.content, content | {"episodes": episodes})
+        write_json(self.settings, request["settings"])  # each time, as the user may have edited it
+        return omegas
+
+
+def sorted_omegas(omegas: Collection[float]) -> list[float]:
+    """Return the values in ascending order; raise where one is not a weight, or occurs twice."""
+    if not len(omegas):
+        raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
+    for omega in omegas:
+        if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
+            raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
+    values = [float(omega) + 0.0 for omega in omegas]  # −0 becomes 0
+    texts = [_omega_text(omega) for omega in values]
+    duplicates = sorted({text for text in texts if texts.count(text) > 1}, key=float)
+    if duplicates:
+        raise UsageError(f"--omega has {' and '.join(duplicates)} more than once")
+    return sorted(values)
+
+
+def _omega_text(omega: float) -> str:
+    return f"{omega:.12g}"
