@@ -25,6 +25,8 @@ from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.live import LOCALHOST, LiveSession, parts, server, show
 from repolicy.planning.planner import Search
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.priors.opening import open_agent
 from repolicy.readers import recognize
 from repolicy.readers.reading import Options
@@ -305,6 +307,14 @@ def test_what_cannot_be_live_is_found_before_the_trials(words, why, monkeypatch,
 def test_a_weight_that_is_no_number_is_one_sentence(weight):
     with pytest.raises(UsageError, match="a planner takes a number"):
         plan("halfcheetah", "hind_leg=10", **{"omega": 0.1, "states": 0.0} | weight)
+
+
+def test_what_envpool_alone_has_is_refused_before_any_trial_and_seen_by_the_part_that_fits():
+    def wish(observations, actions, next_observations, info):
+        return -np.abs(next_observations[:, 0])
+
+    with pytest.raises(UsageError, match=r"^CartpoleBalance-v1\?observe=position is EnvPool's alone.*: add --learned"):
+        plan(make_policy(PolicySpec(3, ActionSpace("continuous", (1,))), 0), wish, env="CartpoleBalance-v1")
 
 
 def test_no_thread_acts_when_python_ends(port, session, monkeypatch, tmp_path):

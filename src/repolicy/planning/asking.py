@@ -24,6 +24,8 @@ from repolicy.envs import (
     combine_addons,
     env_name,
     make_envs,
+    match_observation,
+    parse_env_name,
     probe_env,
 )
 from repolicy.envs.addon_names import requests_of
@@ -103,7 +105,10 @@ def plan(
     wishes = requests_of(addon)
     wish = _wish_in(place, wishes)
     search = search or Search()
+    place = match_observation(place, policy.observation_size)
     check_fit(policy, probe_env(place), "the prior")
+    if not (learned or parse_env_name(place).is_in_gymnasium):
+        raise UsageError(f"{place} is EnvPool's alone, whose environments cannot be copied: add --learned")
 
     # Weights that are not named come from what a nat is worth, and from trials around it.
     runs_trials = omega is None and states is None and not value and not is_discrete
