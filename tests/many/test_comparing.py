@@ -232,7 +232,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
     whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
     for files in ((whole, part), (part, whole)):
-        assert open_policies(*files, None)[1] == "Pendulum-v1?observe=state"
+        assert open_policies(*files, None, None, None, False)[1] == "Pendulum-v1?observe=state"
 
 
 def test_a_runs_result_is_no_policy_and_its_folder_is() -> None:
@@ -255,7 +255,8 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
         compare_page, "films_for_page", lambda wanted, say: (shots.extend(wanted), ([b"one", b"two"], ""))[1]
     )
     policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(4,)))
-    save_policy(path := tmp_path / "a.safetensors", policy, {"request": {"env": "Pendulum-v1"}})
+    path = tmp_path / "a:b.safetensors"  # a file, though code has a colon, too
+    save_policy(path, policy, {"request": {"env": "Pendulum-v1"}})
     words = [str(path), str(path), "--backend", "gymnasium", "--episodes", "2", "--json", *vary]
     code, out, _ = typed(capsys, "compare", *words, "--out", str(tmp_path / "page"))
     assert code == 3  # two episodes tell nothing

@@ -118,11 +118,9 @@ class QuantityComparison:
         else:
             means = [format_number(self.old), format_number(self.new)]
             difference, low, high = (format_number(change, plus=True) for change in changes)
-        interval = f"{low} to {high}"
-        if not math.isfinite(self.low):
-            interval = f"below {high}" if math.isfinite(self.high) else "unknown"
-        elif not math.isfinite(self.high):
-            interval = f"above {low}"
+        known_ends = math.isfinite(self.low), math.isfinite(self.high)
+        by_ends = {(True, True): f"{low} to {high}", (True, False): f"above {low}", (False, True): f"below {high}"}
+        interval = by_ends.get(known_ends, "unknown")
         return [self.title, *means, difference, interval, self.verdict]
 
 
@@ -302,9 +300,8 @@ def compare(
 
 
 def open_policies(
-    old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
-    trust: bool = False, **_: Any,
-) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
+    old: Any, new: Any, env: EnvLike | None, options: Options | None, new_options: Options | None, trust: bool
+) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:
     """Open both policies and return them with their environment's name; opened policies are returned unchanged."""
     name = None if env is None else env_name(env)
     new_side = _open_policy(new, "the new policy", name, new_options, trust)

@@ -21,6 +21,7 @@ from repolicy.many.bets import VERDICT_ORDER, Verdict
 from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
 from repolicy.policies import Agent
 from repolicy.ranges import Range
+from repolicy.readers.reading import Options
 
 VALUES_PER_OPTION, MAX_OPTIONS = 5, 2
 
@@ -129,20 +130,23 @@ def compare_around(
     vary: Sequence[str] = (),
     error: float = 0.05,
     progress: Callable[[str, int], None] | None = None,
-    **options: Any,
+    options: Options | None = None,
+    new_options: Options | None = None,
+    trust: bool = False,
+    **others: Any,
 ) -> VariedComparison:
-    """Compare two policies at each place of a grid of options; without options, once. Other arguments: see `compare`.
+    """Compare two policies at each place of a grid of the environment's options; without `vary`, once.
 
     Args:
         vary: options of the environment and their ranges, such as "reset_noise_scale=0.1..0.5"; two at most.
         error: the largest probability of a wrong *worse* at any place.
         progress: is called with the place as text, and the number of episodes that are done there.
-        options: other arguments of `compare`.
+        others: the other arguments are those of `compare`.
     """
     axes = dict(map(parse_variation, vary))
     if len(axes) > MAX_OPTIONS or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
-    sides, name = open_policies(old, new, env, **options)
+    sides, name = open_policies(old, new, env, options, new_options, trust)
     parsed = parse_env_name(name)
     if taken := axes.keys() & {*parsed.options, *(RESET_PREFIX + key for key in parsed.reset_options)}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
@@ -155,7 +159,7 @@ def compare_around(
             place_env += ("&" if "?" in name else "?") + text
         comparison = compare(
             *sides, place_env, not_worse, error=error / VALUES_PER_OPTION ** len(axes),
-            progress=None if progress is None else partial(progress, text), **options,
+            progress=None if progress is None else partial(progress, text), trust=trust, **others,
         )  # fmt: skip
         places.append(Place(place_options, comparison))
     return VariedComparison(places)

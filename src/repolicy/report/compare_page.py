@@ -6,7 +6,7 @@ from pathlib import Path
 
 from repolicy.many.varying import Place, VariedComparison
 from repolicy.policies.storage import is_repolicy_file
-from repolicy.priors import is_plan
+from repolicy.priors import is_code, is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.pieces import films_for_page
@@ -58,7 +58,7 @@ def _places_table(around: VariedComparison) -> str:
 
 
 def _film(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes], str]:
-    files = [policy_path(policy) for policy in policies if ":" not in policy]
+    files = [policy_path(policy) for policy in policies if not is_code(policy)]
     if len(files) < 2 or not all(is_plan(file) or is_repolicy_file(file) for file in files):
         return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"
     return films_for_page([Shot(str(file), place.comparison.env, seed=place.comparison.seed) for file in files], say)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,9 @@ def _make_env(make: Any, shot: Shot) -> Any:
                     raise
         return make()
     except Exception as error:
-        with _errors_mean_no_renderer():
-            import mujoco  # noqa: F401  # it fails without its graphics library
+        if find_spec("mujoco"):
+            with _errors_mean_no_renderer():
+                import mujoco  # noqa: F401  # it fails without its graphics library
         raise UsageError(_error_sentence(shot, error)) from error
 
 
