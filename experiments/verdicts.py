@@ -15,7 +15,8 @@ import numpy as np
 from experiments import campaign
 from experiments.ledger import Row
 from repolicy.envs.evaluation import Evaluation
-from repolicy.report.verdict import Pair, advice, differences, verdict
+from repolicy.report.differences import differences
+from repolicy.report.verdict import Pair, advice, verdict
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 KINDS: dict[str, Draw] = {

@@ -27,9 +27,10 @@ from repolicy.priors.opening import read_policy
 from repolicy.report import pieces
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, short_number, tick_labels, ticks
+from repolicy.report.differences import mean_and_std, rounded
 from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
-from repolicy.report.verdict import mean_and_std, rounded, verdict
+from repolicy.report.verdict import verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings

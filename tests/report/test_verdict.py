@@ -12,7 +12,8 @@ from experiments.verdicts import KINDS, STARTS, measure_error_rates
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.report.verdict import advice, basis, difference, student_t_p_value
+from repolicy.report.differences import difference, student_t_p_value
+from repolicy.report.verdict import advice, basis
 from repolicy.report.verdict import verdict as judged
 
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49

@@ -26,8 +26,9 @@ from repolicy.prepare.states import (
 )
 from repolicy.prepare.weights import Shape, WeightFinder, Weights, weights_from_card
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
+from repolicy.report.differences import mean_and_std
 from repolicy.report.host_page import to_evaluation
-from repolicy.report.verdict import Pair, action_words, mean_and_std, verdict
+from repolicy.report.verdict import Pair, action_words, verdict
 from repolicy.runs import Estimate
 
 STATE_ENVS = 64  # states are kept of this number of environments at most

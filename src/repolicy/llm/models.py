@@ -23,8 +23,8 @@ from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_g
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
+from repolicy.report.differences import student_t_p_value
 from repolicy.report.page import page, section, table
-from repolicy.report.verdict import student_t_p_value
 from repolicy.text import format_count
 
 ADAPTER = "adapter_config.json"

@@ -6,8 +6,9 @@ from dataclasses import replace
 from repolicy.envs import Evaluation, parse_env_name
 from repolicy.errors import RepolicyError
 from repolicy.report import charts, page
+from repolicy.report.differences import Difference, differences, mean_and_std
 from repolicy.report.movie import Shot, render_films
-from repolicy.report.verdict import Difference, Pair, differences, mean_and_std
+from repolicy.report.verdict import Pair
 from repolicy.text import format_number
 
 FILM_SECONDS = 6.0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
+from repolicy.report.differences import mean_and_std
 from repolicy.report.movie import Shot
 from repolicy.report.pieces import (
     action_kind,
@@ -18,7 +19,7 @@ from repolicy.report.pieces import (
     reward_table,
     reward_tiles,
 )
-from repolicy.report.verdict import action_words, basis, mean_and_std, verdict
+from repolicy.report.verdict import action_words, basis, verdict
 from repolicy.text import capitalize, format_count, format_number
 
 MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels

@@ -1,0 +1,114 @@
+"""Differences between the means of two evaluations, with standard errors, and how such numbers are written.
+
+A difference is significant if chance produces one as large in at most 5 % of runs that change nothing (Student's t).
+A verdict that compares several kinds of action divides these 5 % among them (Bonferroni).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from repolicy.envs import Column, Evaluation
+from repolicy.text import format_number
+
+FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between the means of two sets of episodes."""
+
+    before: float
+    value: float
+    error: float  # standard error of `value`; NaN where a set has only one episode
+    degrees_of_freedom: int
+    comparisons: int = 1  # number of differences in the same verdict
+
+    @property
+    def is_significant(self) -> bool:
+        if self.error == 0.0:
+            return self.value != 0.0
+        p_value = student_t_p_value(abs(self.value) / self.error, self.degrees_of_freedom)
+        return p_value < FALSE_POSITIVE_RATE / self.comparisons  # False where the error is NaN
+
+    @property
+    def share(self) -> str:
+        """The difference as a share of the value before, such as ` (18 %)`; empty if that value is not positive."""
+        if not self.before > 0:
+            return ""
+        share = abs(self.value) / self.before
+        return f" ({f'{share:.0%}' if share >= 0.005 else 'under 1%'})".replace("%", " %")
+
+    def __str__(self) -> str:
+        if math.isnan(self.error):
+            return f"{format_number(self.value)} ± unknown"
+        return value_and_error(self.value, self.error)
+
+    @property
+    def unsigned(self) -> "Difference":
+        return replace(self, value=abs(self.value))
+
+
+def student_t_p_value(t: float, degrees_of_freedom: int) -> float:
+    """Return the two-sided p-value: the probability that Student's t is beyond ±t.
+
+    It is computed by the finite series of Abramowitz and Stegun (26.7.3 and 26.7.4).
+    """
+    angle, odd = math.atan(t / math.sqrt(degrees_of_freedom)), degrees_of_freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for index in range(2 + odd, degrees_of_freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (index - 1) / index
+        total += term
+    inside = math.sin(angle) * total
+    if odd:
+        inside = 2.0 / math.pi * (angle + (inside if degrees_of_freedom > 1 else 0.0))
+    return 1.0 - inside
+
+
+def difference(before: Column, after: Column, paired: bool = False, comparisons: int = 1) -> Difference:
+    """Compare a quantity of two sets of episodes: of pairs by their differences, else by Welch's test."""
+    counts = len(before.values), len(after.values)
+    degrees = min(counts) - 1
+    if paired and before.weights is None:
+        error = Column("", after.values - before.values).error
+    else:
+        errors = before.error, after.error
+        error = math.hypot(*errors)
+        if error > 0 and degrees > 0:  # Welch–Satterthwaite
+            shares = [(each / error) ** 4 / (count - 1) for each, count in zip(errors, counts, strict=True)]
+            degrees = math.floor(1.0 / sum(shares) + 1e-9)
+    return Difference(before.mean, after.mean - before.mean, error, max(degrees, 1), comparisons)
+
+
+def differences(prior: Evaluation, customized: Evaluation, comparisons: int = 1) -> dict[str, Difference]:
+    """Compare every quantity that both evaluations have. With the same seed, their episodes are pairs."""
+    before, after = prior.columns, customized.columns
+    setups = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
+    paired = setups[0] == setups[1]
+    return {name: difference(before[name], after[name], paired, comparisons) for name in before if name in after}
+
+
+def rounded(value: float, error: float, of: float | None = None) -> str:
+    """Format a value with two significant digits of its error, so 653.2 ± 84.1 becomes 653.
+
+    At most three decimals are kept where these are enough. To format the error itself, pass it as `value` and pass the
+    number that has this error as `of`.
+    """
+    size = abs(value if of is None else of)
+    if not 1e-9 * size < error < math.inf:  # a smaller error is only rounding of a sum
+        return format_number(value)
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    three_are_enough = size >= 0.01 and error >= 0.001
+    return f"{value:,.{min(digits, 3) if three_are_enough else digits}f}".replace("-", "−")
+
+
+def value_and_error(value: float, error: float) -> str:
+    """Format a value with its standard error: `653 ± 84`."""
+    return f"{rounded(value, error)} ± {rounded(error, error, of=value)}"
+
+
+def mean_and_std(column: Column, like: float | None = None) -> str:
+    """Format a quantity of each episode as `mean ± std`, with the digits of `like`; one episode has no std."""
+    mean, like = column.mean, column.mean if like is None else like
+    if len(column.values) < 2 or not math.isfinite(mean):
+        return format_number(mean, like)
+    return f"{format_number(mean, like)} ± {format_number(column.std, like)}"
