@@ -163,7 +163,7 @@ def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> No
     found = load_decoder(tmp_path / "double.pt", 6, 1)(seen.numpy(), noise.flatten(1).numpy())
     np.testing.assert_allclose(found, double(seen.double(), noise.flatten(1).double()).detach(), atol=1e-6)
     with pytest.raises(UsageError, match="--trust"):
-        load_decoder(tmp_path / "flow.pt", 6, 1, trust=False)
+        evaluate(tmp_path / "flow.pt", f"Pendulum-v1?decoder={tmp_path / 'flow.pt'}&noise=6&chunk=1")
     with pytest.raises(UsageError, match=r"takes 6 numbers of noise \(noise \[2, 3\]\), not 5: --noise 6$"):
         load_decoder(tmp_path / "flow.onnx", 5, 1)
 

@@ -115,6 +115,7 @@ def open_policy_in_env(env: str | None, reference: str | Path, options: Options,
     if decoder is None or not _is_same_decoder(str(reference), decoder):
         return open_agent(reference, options, trust)
     check_generative_options(str(reference), options)
+    load_decoder(*decoder, trust=trust)  # raises where it is a program that is not trusted
     normal = MeanPrior(lambda observations: np.zeros((len(observations), decoder.noise)), 1.0, str(reference))
     return OpenedPolicy(str(reference), normal, Path(reference))
 
