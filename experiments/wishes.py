@@ -30,8 +30,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.priors.opening import OpenedPolicy, open_agent
-from repolicy.readers.reading import Options
+from repolicy.priors.opening import open_agent
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.wishes.learning_loop import ALONE_STEPS, TaughtPolicy, Teaching, best_round, record
@@ -105,10 +104,6 @@ ARMS = {"mereq": (1.0, True), "no-pseudo-expert": (0.0, True), "no-prior": (1.0,
 ARMS |= {"cloning": (1.0, True), "true-wish": (1.0, True)}
 
 
-def open_policy(reference: str | Path) -> OpenedPolicy:
-    return open_agent(str(reference), Options(), False)
-
-
 def hidden_returns(pairs: Pairs) -> np.ndarray:
     """Return the hidden wish's return of each clip `[P, 2]`."""
     return CHEETAH.wish.reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
@@ -135,7 +130,7 @@ def correlation(wish: LearntWish, fresh: Pairs) -> float:
 def measure(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
     """Return the means over episodes of old reward, hidden wish and length, with the mean action."""
     with one_thread():
-        result = evaluate(open_policy(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
+        result = evaluate(open_agent(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert result.addon is not None
     row = {"basic": round(float(result.basic.mean()), 1), "hidden": round(float(result.addon.mean()), 2)}
     return row | {"length": float(result.lengths.mean())}
@@ -157,7 +152,7 @@ def customize_to_true_wish(runs: Path, seed: int, task: Task = CHEETAH) -> Path:
 def measure_preferences(runs: Path, features: str, seed: int) -> Row:
     """Learn wishes from random and from chosen pairs, and customize the prior to one of them."""
     random = np.random.default_rng(seed)
-    prior = open_policy(CHEETAH.prior)
+    prior = open_agent(CHEETAH.prior)
     with one_thread():
         source, clips = (prior.agent, fingerprint(prior.path), CHEETAH.env), (STEPS, NOISE, LATEST_START)
         pool = candidates(*source, POOL, *clips, 10_000 * seed)
@@ -218,7 +213,7 @@ class Person:
 
 def clone_behavior(records: list[Record], path: Path, seed: int, task: Task) -> Path:
     """Fine-tune the prior by maximum likelihood of the person's actions, and write that policy."""
-    prior = open_policy(task.prior).agent
+    prior = open_agent(task.prior).agent
     assert isinstance(prior, Policy)
     policy = prior.reinitialized()
     policy.load_state_dict(prior.state_dict())
@@ -249,7 +244,7 @@ def measure_takeovers(runs: Path, arm: str, seed: int, task: Task) -> Row:
     row["true"] = measure(expert, task)
     before, after = (row[name]["hidden"] / row[name]["length"] for name in ("prior", "true"))
     low, high = (before + share * (after - before) for share in (0.5, 0.75))
-    policy = open_policy(expert).agent
+    policy = open_agent(expert).agent
     assert isinstance(policy, Policy)
     folder, records = runs / f"{arm}-{Path(task.prior).name}-{seed}", list[Record]()
     omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
@@ -265,7 +260,7 @@ def measure_takeovers(runs: Path, arm: str, seed: int, task: Task) -> Row:
         with one_thread():
             file, current = folder / f"record-{number}.jsonl", policies[-1]
             file.unlink(missing_ok=True)
-            agent = open_policy(current.policy)
+            agent = open_agent(current.policy)
             records.append(record(agent, task.env, file, task.watched, person, seed=100 * seed + number))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))

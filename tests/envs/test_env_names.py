@@ -43,6 +43,7 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
     [
         ("HalfChetah-v4", "auto", "no environment 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
         ("Hopper-v44", "gymnasium", "no environment 'Hopper-v44'; did you mean .*Hopper-v4"),
+        ("MyOwn-v8", "auto", r"no environment 'MyOwn-v8'.* \(or MODULE:MyOwn-v8, of the module .* registers it\)"),
         ("HalfChetah-v4", "envpool", "EnvPool has no 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
         (tiny("Endles"), "auto", "has no 'Endles'; did you mean Endless"),
         (tiny("not_callable"), "auto", "is not something that can be called to make one"),
@@ -80,6 +81,7 @@ def test_options_follow_the_name(backend: Any) -> None:
         ("HalfCheetah-v4?reset_noise=1", "h-v4' has no option 'reset_noise'; did you mean reset_noise_scale"),
         ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
         ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
+        ("Hopper-v4?a=1&b=2&a=1", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
         ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
         ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
         *(

@@ -33,7 +33,7 @@ class Wired(LinearQuadratic):
 
 def test_the_worst_place_decides() -> None:
     """The other way round the bad policy is the good one, and without wires the two are equal."""
-    around = compare_around(GOOD, BAD, Wired, "1e-6", vary=["wires=-1..1"], episodes=50)
+    around = compare_around(GOOD, BAD, Wired, "1e-6", vary="wires=-1..1", episodes=50)
     found = {place.options["wires"]: place.comparison.verdict for place in around.places}
     assert [*found] == [-1.0, -0.5, 0.0, 0.5, 1.0]
     assert (found[-1.0], found[0.0], found[1.0]) == ("better", "cannot tell", "worse")

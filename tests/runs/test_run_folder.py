@@ -74,7 +74,9 @@ def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
     folder = with_segments(tmp_path, 2)
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(FileError, match=r"000002.* is damaged.*000001.* is damaged.*; there is no other checkpoint$"):
+    with pytest.raises(
+        FileError, match=r"000002.* is damaged.*000001.* is damaged.*: delete .*checkpoints to begin anew$"
+    ):
         folder.latest_checkpoint()
 
 
@@ -113,6 +115,8 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
         UsageError, match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$"
     ):
         folder.begin(other, {}, resume=True)
+    with pytest.raises(UsageError, match=r"limits was nothing and is now \['a<=1'\]$"):
+        folder.begin(replace(REQUEST, limits=("a<=1",)), {}, resume=True)
     assert folder.request() == REQUEST
 
 

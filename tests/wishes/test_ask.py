@@ -27,7 +27,7 @@ PENDULUM = "Pendulum-v1"
 
 
 def pool(policy: Path, count: int = 40, seed: int = 0) -> Pairs:
-    return candidates(open_agent(policy, Options(), False).agent, "p", PENDULUM, count, 6, 2.0, 4, seed)
+    return candidates(open_agent(policy).agent, "p", PENDULUM, count, 6, 2.0, 4, seed)
 
 
 def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
@@ -43,7 +43,7 @@ def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
 
 
 def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
-    pairs, agent = pool(policy, 8), open_agent(policy, Options(), False).agent
+    pairs, agent = pool(policy, 8), open_agent(policy).agent
     observations, actions, _ = pairs.steps
     away = (actions - agent.actor(1, len(observations))(observations)).reshape(8, 2, 6)
     assert np.ptp(away, axis=-1) == pytest.approx(0, abs=1e-5)
@@ -51,7 +51,7 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
 
 
 def test_short_episodes_take_several_draws(policy: Path) -> None:
-    short, agent = f"{PENDULUM}?max_episode_steps=10", open_agent(policy, Options(), False).agent
+    short, agent = f"{PENDULUM}?max_episode_steps=10", open_agent(policy).agent
     pairs = candidates(agent, "p", short, 8, 6, 2.0, 30, 0)
     assert len(pairs.seeds) == len({*pairs.seeds}) == 8
     assert pairs.starts.max() <= 4
@@ -194,7 +194,7 @@ def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
     """Four pairs, with films of two pictures."""
     pictures = [np.full((32, 48, 3), shade, np.uint8) for shade in (60, 200)]
     monkeypatch.setattr(ask_page, "render_films", lambda shots, say: [encode_film(pictures, 10, "mp4")] * len(shots))
-    return ask_page.ask(open_agent(policy, Options(), False), PENDULUM, out, 4, 0.2)
+    return ask_page.ask(open_agent(policy), PENDULUM, str(out), 4, 0.2)
 
 
 def test_a_person_answers_by_keys_on_a_phone_and_saves(

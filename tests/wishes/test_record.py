@@ -9,7 +9,6 @@ from people import PENDULUM, person, push
 from repolicy.envs.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
 from repolicy.priors.opening import open_agent
-from repolicy.readers.reading import Options
 from repolicy.wishes.learning_loop import record
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 
@@ -115,7 +114,7 @@ def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: 
 
 
 def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    path, found = tmp_path / "r.jsonl", open_agent(policy)
     whole = record(found, PENDULUM, path, 30, person(lambda o, a, acts: bool(o[0] > 0)))
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:21]) + "\n" + lines[21][:40])
@@ -131,14 +130,14 @@ def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> No
 
 def test_a_line_without_its_end_does_not_swallow_the_next_one(policy: Path, tmp_path: Path) -> None:
     """The process was killed between a step's last character and the end of its line."""
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    path, found = tmp_path / "r.jsonl", open_agent(policy)
     record(found, PENDULUM, path, 3, push)
     path.write_text(path.read_text().removesuffix("\n"))
     assert record(found, PENDULUM, path, 5, push, resume=True).episode.tolist() == [0] * 3 + [1] * 2
 
 
 def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tmp_path: Path) -> None:
-    path, found = tmp_path / "r.jsonl", open_agent(policy, Options(), False)
+    path, found = tmp_path / "r.jsonl", open_agent(policy)
     record(found, PENDULUM, path, 3, push)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")

@@ -22,7 +22,6 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import open_agent
-from repolicy.readers.reading import Options
 from repolicy.runs.result import Result
 from repolicy.text import format_number
 from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_wish, record, record_alone, response
@@ -125,13 +124,13 @@ def test_a_dict_is_not_recorded() -> None:
 
 
 def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tmp_path: Path) -> None:
-    found = open_agent(policy, Options(), False)
+    found = open_agent(policy)
     keys = Typed([], [], ["backspace"], [], [])
     assert len(record(found, PENDULUM, tmp_path / "r.jsonl", 10, push, keys=keys).person) == 10
     said, teaching = list[str](), Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1)
     assert learn_wish(teaching, tmp_path, push, keys=Typed([], [], ["escape"]), say=said.append, steps=10) == []
     assert said == ["round 0: 3 of 10 steps are recorded; the same command goes on"]
-    again = learn_wish(teaching, tmp_path, person(never), steps=10)
+    again = learn_wish(teaching, str(tmp_path), person(never), steps=10)
     assert [each.rate for each in again] == [0.0]
     assert Record.read(tmp_path / "round-0" / "record.jsonl").episode.tolist() == [0] * 3 + [1] * 7
 
@@ -139,7 +138,7 @@ def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tm
 def test_only_a_window_asks_for_a_picture(policy: Path, tmp_path: Path) -> None:
     """MuJoCo cannot draw without a display, and a terminal is what serves there."""
     pytest.importorskip("pygame")
-    found = open_agent(policy, Options(), False)
+    found = open_agent(policy)
     for shows in (False, True):
         keys = Typed()
         keys.shows = shows
@@ -189,7 +188,7 @@ def test_what_the_policy_does_is_not_cut_beside_a_person() -> None:
 def test_who_fails_at_once_may_try_again(policy: Path, tmp_path: Path) -> None:
     """No header without a step stays, which would ask for --resume."""
     for act, fails in ((lambda o, a: np.ones(3), True), (push, False)):
-        told = open_agent(policy, Options(), False), PENDULUM, tmp_path / "r.jsonl", 5, person(always, act)
+        told = open_agent(policy), PENDULUM, tmp_path / "r.jsonl", 5, person(always, act)
         if fails:
             with pytest.raises(RepolicyError, match="takes 1 finite number"):
                 record(*told)
@@ -202,7 +201,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
 ) -> None:
     """A step of the person's is followed by the policy's, which lead to the next: no ten steps in a row count."""
     turns = iter(range(1000))
-    found, path = open_agent(policy, Options(), False), tmp_path / "r.jsonl"
+    found, path = open_agent(policy), tmp_path / "r.jsonl"
     record(found, PENDULUM, path, 600, person(lambda o, a, acts: next(turns) % 3 == 0))
     words = ["infer", str(path), "--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
     words += ["--alone", "4800"]
@@ -215,7 +214,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
 
 
 def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Path, tmp_path: Path) -> None:
-    found = open_agent(policy, Options(), False)
+    found = open_agent(policy)
     wish = infer([record_alone(found, PENDULUM, seed=5)], found, "action[0]^1,next[2]", 0.1)
     assert (np.abs(wish.theta) < 3 * wish.covariance.diagonal() ** 0.5).all()
 
@@ -223,13 +222,13 @@ def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Pat
 def test_a_feature_that_never_changes_is_one_sentence(policy: Path, tmp_path: Path) -> None:
     """It is not taken for a wish because the policy's own mean was fitted badly."""
     (tmp_path / "my.py").write_text("def same(o, a, n, i): return n[:, :1] * 0 + 3.3\n")
-    found = open_agent(policy, Options(), False)
+    found = open_agent(policy)
     with pytest.raises(RepolicyError, match=r"same\[0\] is the same everywhere"):
         infer([record_alone(found, PENDULUM, 5, 1600)], found, f"{tmp_path / 'my.py'}:same", 0.1, steps=1600)
 
 
 def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
-    found = open_agent(policy, Options(), False)
+    found = open_agent(policy)
     beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, person(wants))
     wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1, steps=1600)
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
@@ -356,7 +355,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record(open_agent(policy, Options(), False), PENDULUM, Path("r.jsonl"), 20, push)
+    record(open_agent(policy), PENDULUM, Path("r.jsonl"), 20, push)
     text = Path("r.jsonl").read_text()
     Path("all.jsonl").write_text(all_mine := text.replace('"person": false', '"person": true'))
     Path("cart.jsonl").write_text(all_mine.replace(PENDULUM, "CartPole-v1"))

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
 from repolicy.files import read_bytes
-from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
 from repolicy.text import default_out, format_count
 
@@ -284,7 +283,7 @@ class LearnWish(InferenceOptions, Command):
         from repolicy.wishes.record import Labels
 
         check_no_plan(self.prior)
-        opened = open_agent(self.prior, Options(), self.trust)
+        opened = open_agent(self.prior, trust=self.trust)
         env = self.env or env_from_card(opened.card, opened.path, self.trust)
         out = self.out or default_out(self.prior, f"wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}

@@ -134,13 +134,15 @@ def with_observed_keys_of(name: str, other: str) -> str:
 def _split_options(name: str) -> tuple[str, dict[str, Any]]:
     """Return what stands before the `?`, and all options, as JSON values or else as text."""
     plain, _, query = name.partition("?")
-    options = {}
+    options: dict[str, Any] = {}
     for part in query.split("&") if query else []:
         key, equals, value = part.partition("=")
         if not (key.removeprefix(RESET_PREFIX).isidentifier() and equals):
             raise UsageError(
                 f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
             )
+        if key in options:
+            raise UsageError(f"environment {name!r} sets {key} more than once: leave one out")
         try:
             options[key] = value if key in TEXT_OPTIONS else json.loads(value)
         except (ValueError, RecursionError):
@@ -206,6 +208,8 @@ def _constructor(name: str) -> Make:
         hint = suggest(plain, set(gymnasium.registry) | envpool_names())
         if plain.endswith(".py"):
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
+        else:
+            hint += f" (or MODULE:{plain}, of the module of yours that registers it)"
         raise UsageError(f"there is no environment {plain!r}{hint}")
     if str(gymnasium.registry[plain].entry_point).startswith("gymnasium.envs.mujoco") and not find_spec("mujoco"):
         raise UsageError(f"environment {plain!r} needs MuJoCo, which is not installed: pip install 'repolicy[engine]'")

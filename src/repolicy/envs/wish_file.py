@@ -161,7 +161,8 @@ class LearntWish:
             raise UsageError(f"its features are {values.shape[1]} now, and were {len(self.theta)}: learn it again")
         return values @ self.theta
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
+        """Write the wish's file, which every command takes as an add-on."""
         header = {
             "env": self.env, "policy": self.policy, "from": self.source, "sizes": list(self.sizes),
             "names": list(self.names), "features": self.features.reference if self.features else "",
@@ -169,7 +170,7 @@ class LearntWish:
         tensors = {"theta": torch.from_numpy(self.theta), "covariance": torch.from_numpy(self.covariance)}
         if self.networks is not None:
             tensors = {name: getattr(self.networks, name) for name in NETWORK_TENSORS}
-        write(path, "wish", tensors, header)
+        write(Path(path), "wish", tensors, header)
 
 
 @cache

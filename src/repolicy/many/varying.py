@@ -127,7 +127,7 @@ def compare_around(
     env: EnvLike | None = None,
     not_worse: str | float = "5%",
     *,
-    vary: Sequence[str] = (),
+    vary: str | Sequence[str] = (),
     error: float = 0.05,
     progress: Callable[[str, int], None] | None = None,
     options: Options | None = None,
@@ -143,6 +143,7 @@ def compare_around(
         progress: is called with the place as text, and the number of episodes that are done there.
         others: the other arguments are those of `compare`.
     """
+    vary = [vary] if isinstance(vary, str) else vary
     axes = dict(map(parse_variation, vary))
     if len(axes) > MAX_OPTIONS or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")

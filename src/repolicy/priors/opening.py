@@ -197,7 +197,7 @@ def _without_file(reference: Any, agent: ScoringPrior) -> OpenedPolicy:
 OPEN_PLANNER = "repolicy.planning.keeping:open_planner"  # named, as this package must not import that one
 
 
-def open_agent(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
+def open_agent(reference: str | Path, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
     """Open a policy, or a planner's folder, in order to act with it."""
     if is_plan(reference):
         check_own_file_options(reference, options)

@@ -225,7 +225,9 @@ class RunFolder:
                 continue
             return tensors, header, [f"{each}; going on from the one before" for each in damaged]
         if damaged:
-            raise FileError(f"{'; '.join(damaged)}; there is no other checkpoint")
+            raise FileError(
+                f"{'; '.join(damaged)}; there is no other checkpoint: delete {self._checkpoints} to begin anew"
+            )
         return None
 
     def log(self, metrics: dict[str, float]) -> None:
@@ -289,4 +291,5 @@ def describe_changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
         for key in before | after:
             yield from describe_changes(before.get(key), after.get(key), key)
     elif before != after:
-        yield f"{name} was {before} and is now {after}"
+        was, now = ("nothing" if value is None else value for value in (before, after))
+        yield f"{name} was {was} and is now {now}"

@@ -30,7 +30,7 @@ BUTTONS = {"left": "← left is better", "right": "right is better →", "alike"
 def ask(
     opened: OpenedPolicy,
     env: str,
-    out: Path,
+    out: str | Path,
     count: int = 20,
     seconds: float = 2.0,
     noise: float = 2.0,
@@ -43,7 +43,7 @@ def ask(
     """Write a page that asks about pairs of clips, and a file with the pairs, into a folder.
 
     Args:
-        opened: the policy, as `priors.opening.open_agent` returns it.
+        opened: the policy, as `priors.open_agent` returns it.
         env: the environment.
         out: the folder.
         count: the number of pairs.
@@ -55,6 +55,7 @@ def ask(
         width: the width of each clip, in pixels.
         say: is called with messages about the progress of the films.
     """
+    out = Path(out)
     if wish:
         check_same_env(wish, env)
     earlier = open_wish(wish) if wish else None

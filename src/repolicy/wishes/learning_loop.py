@@ -28,7 +28,6 @@ from repolicy.objective import residual
 from repolicy.policies import Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
-from repolicy.readers.reading import Options
 from repolicy.report.filming import use_tracking_camera
 from repolicy.text import format_count
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
@@ -48,7 +47,7 @@ Say = Callable[[str], None]
 def record(
     opened: OpenedPolicy,
     env: str,
-    out: Path,
+    out: str | Path,
     steps: int,
     person: Act,
     keys: Keys | None = None,
@@ -120,7 +119,7 @@ def infer(
 
     Args:
         records: the records of take-overs. The last one was made with this policy.
-        opened: the policy, as `priors.opening.open_agent` returns it.
+        opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum.
         alpha: the temperature α̂ with which the policy was customized.
         earlier: the wish to which the policy was customized. None for a prior.
@@ -220,7 +219,7 @@ class Teaching:
     def taught(self, records: Sequence[Record], now: "TaughtPolicy", folder: Path, say: Say) -> "TaughtPolicy":
         """Return the policy after all updates. Each update's wish and run are kept in the folder."""
         for number in range(self.updates):
-            opened = open_agent(now.policy, Options(), self.trust)
+            opened = open_agent(now.policy, trust=self.trust)
             alone = now.alone or record_alone(opened, self.env, self.seed, self.alone_steps)
             if number > 0:  # the record was made with an earlier policy, and is used for this one as well
                 records = [*records[:-1], replace(records[-1], policy=fingerprint(opened.path))]
@@ -240,7 +239,7 @@ class Teaching:
             if not result.finished:
                 raise KeyboardInterrupt
             step = wish.theta if now.wish is None else wish.theta - now.wish.theta
-            after = record_alone(open_agent(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
+            after = record_alone(open_agent(str(run), trust=self.trust), self.env, self.seed, self.alone_steps)
             followed = response(alone, after, step, Features.of(self.features), now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
             unit = now.unit / float(np.clip(followed, MIN_RESPONSE, MAX_RESPONSE))
@@ -278,7 +277,7 @@ def best_round(shares: Sequence[float]) -> int | None:
 
 def learn_wish(
     teaching: Teaching,
-    out: Path,
+    out: str | Path,
     person: Act,
     *,
     keys: Keys | None = None,
@@ -303,11 +302,12 @@ def learn_wish(
         say: is called with messages about the progress.
     """
     check_counts(rounds=rounds)
+    out = Path(out)
     now = teaching.untaught
     records, policies = list[Record](), list[TaughtPolicy]()  # of each round
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
-        opened = open_agent(now.policy, Options(), teaching.trust)
+        opened = open_agent(now.policy, trust=teaching.trust)
         last = record(opened, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
         if len(last.person) < steps:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")

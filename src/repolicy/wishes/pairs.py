@@ -78,13 +78,14 @@ class Pairs:
         """Return the pairs with these indices."""
         return replace(self, **{name: getattr(self, name)[indices] for name in ARRAYS})
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: str | Path) -> None:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in ARRAYS}
-        write(folder / FILE, "pairs", tensors, {"env": self.env, "policy": self.policy})
+        write(Path(folder, FILE), "pairs", tensors, {"env": self.env, "policy": self.policy})
 
     @classmethod
-    def read(cls, folder: Path) -> "Pairs":
+    def read(cls, folder: str | Path) -> "Pairs":
         """Read the pairs of a folder that `ask` wrote."""
+        folder = Path(folder)
         if not (folder / FILE).is_file():
             raise FileError(f"{folder} is no folder that `repolicy ask` wrote: it has no {FILE}")
         tensors, header = read(folder / FILE, "pairs")

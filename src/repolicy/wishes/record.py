@@ -67,8 +67,9 @@ class Record:
         return cls(env, policy, *arrays)
 
     @classmethod
-    def read(cls, path: Path, env: str = "") -> Self:
+    def read(cls, path: str | Path, env: str = "") -> Self:
         """Read the file of a take-over, NumPy's .npz or LeRobot's .parquet. For the latter two `env` must be named."""
+        path = Path(path)
         if path.suffix == ".npz":
             needed = ("observation", "action", "next", "person", "episode")
             return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
@@ -161,7 +162,8 @@ def _line(text: str, where: str) -> Any:
 class RecordFile:
     """Writes a record, one line per step. Each line is flushed at once, so that an interruption loses nothing."""
 
-    def __init__(self, path: Path, env: str, policy: str, sizes: tuple[int, int], resume: bool = False) -> None:
+    def __init__(self, path: str | Path, env: str, policy: str, sizes: tuple[int, int], resume: bool = False) -> None:
+        path = Path(path)
         self.path, self.episode, self.steps = path, 0, 0  # the current episode, and the steps without dropped ones
         header = {"record": FORMAT, "env": env, "policy": policy, "sizes": list(sizes)}
         if path.exists() and path.stat().st_size:
