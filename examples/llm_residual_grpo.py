@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (RepolicyError, FileNotFoundError) as error:  # which say all that there is to say
+    except (RepolicyError, OSError) as error:  # which say all that there is to say
         sys.exit(str(error))
     if distributed.is_initialized():  # its threads must be gone before Python is
         distributed.destroy_process_group()

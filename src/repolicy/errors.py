@@ -48,8 +48,9 @@ def check_counts(least: int = 1, **counts: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's error, for use in a message."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of another library's error, for use in a message; and the next, if it ends with a colon."""
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    line = f"{first.strip()} {rest[0].strip()}" if rest and first.strip().endswith(":") else first
     return f"{line} is missing" if isinstance(error, KeyError) else line
 
 

@@ -1,6 +1,7 @@
 """`repolicy llm`: text with the dial turned, and what models are worth."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,7 +198,13 @@ def test_a_reward_judges_each_response() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("generate {low} --omega 0.1 --prompt . --prior {missing}", "cannot be read as a language model"),
+        ("generate {low} --omega 0.1 --prompt . --prior {missing}", "there is no folder {missing}, and from the hub"),
+        ("generate {cut} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1,0.2", "{cut} cannot be read as a"),
+        ("generate {wide} --omega 0.1 --prompt . --prior {prior}", "PeftModel: size mismatch for"),
+        (
+            "evaluate {low} --prior {prior} --prompts {torn} --reward {reward}",
+            "as prompts: row 2 is not one JSON object",
+        ),
         (
             "generate {prior} --omega 0.1 --prompt . --prior {prior}",
             "is no folder with a repolicy.json; say --trained-at",
@@ -222,20 +229,34 @@ def test_a_reward_judges_each_response() -> None:
 def test_refused(
     prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {"odd": '{"question": 1}\n', "good": '{"prompt": "."}\n', "blank": '{"prompt": ""}'}
+    files = {
+        "odd": '{"question": 1}\n',
+        "good": '{"prompt": "."}\n',
+        "blank": '{"prompt": ""}',
+        "torn": '{"prompt": "."}\n\n{"pro',
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "strict.py").write_text(STRICT)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
-    names = {name: tmp_path / name for name in (*files, "missing", "broken", "larger")}
+    names = {name: tmp_path / name for name in (*files, "missing", "broken", "larger", "cut", "wide")}
     if "{larger}" in words:
         larger = load(prior)
         larger.resize_token_embeddings(6, mean_resizing=False)
         larger.save_pretrained(names["larger"])
+    if "{cut}" in words:
+        names["cut"].mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (names["cut"] / name).write_bytes((tuned["low"] / name).read_bytes()[:1000])
+    if "{wide}" in words:
+        shutil.copytree(tuned["high"], names["wide"])
+        config = names["wide"] / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 8}))
     names["strict"] = tmp_path / "strict.py"
-    filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
-    assert sentence in failed(capsys, "llm", *filled)
+    names |= {"low": tuned["low"], "prior": prior}
+    filled = words.format(**names, reward=REWARD).split()
+    assert sentence.format(**names) in failed(capsys, "llm", *filled)
 
 
 TIED = {"modules_to_save": ["lm_head"], "ensure_weight_tying": True}

@@ -86,6 +86,8 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"gamma": 0.9}, "set returns='onward'"),
         ("grpo", BOTH, ONWARD | {"gamma": 1.5}, "gamma is 1.5; it must be 0 or greater and at most 1"),
         ("grpo", BOTH, {"train_dataset": ({"prompt": "."},)}, "the dataset is a tuple; convert a list of rows"),
+        ("dpo", BOTH, {"train_dataset": Dataset.from_dict({"chosen": [], "rejected": []})}, "the dataset has no row"),
+        ("dpo", BOTH, {"ref_model": new_model("abcde", 3, 32, 1)}, "prior has a vocabulary of 6 tokens and the model"),
         ("grpo", BOTH, {"omega_schedule": 1.0}, "it is a share"),
         ("grpo", BOTH, {"prior_share": 0.05}, "neither none nor all"),
         ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),

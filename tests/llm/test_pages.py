@@ -108,8 +108,12 @@ def test_a_script_says_in_a_sentence_what_is_wrong(
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": ".", "chosen": "e", "rejected": "b"}))
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-    for data, sentence in (("promts.jsonl", "Unable to find .*promts.jsonl"), (str(rows), "name omega and alpha")):
-        words = ["--model", str(prior), "--data", data, "--output_dir", "run"]
+    for model, data, sentence in (
+        (prior, "promts.jsonl", "Unable to find .*promts.jsonl"),
+        (prior, rows, "name omega and alpha"),
+        ("missing", rows, "couldn't find them in the cached files"),
+    ):
+        words = ["--model", str(model), "--data", str(data), "--output_dir", "run"]
         monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit, match=sentence):
             runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

@@ -121,10 +121,12 @@ class ObjectiveMixin:
             if not hasattr(part, "column_names"):
                 kind = type(part).__name__
                 raise UsageError(f"the dataset is a {kind}; convert a list of rows with datasets.Dataset.from_list")
+            label = f"the dataset {name!r}" if name else "the dataset"
+            if hasattr(part, "__len__") and not len(part):
+                raise UsageError(f"{label} has no row")
             columns = column_names_of(part)
             missing = [column for column in self.REQUIRED_COLUMNS if column not in columns]
             if missing:
-                label = f"the dataset {name!r}" if name else "the dataset"
                 raise UsageError(f"{label} has no column {', '.join(missing)}; its columns are {columns}")
 
     def record_identity(self, reference_given: bool) -> None:
@@ -135,6 +137,8 @@ class ObjectiveMixin:
         is_sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         if self.ref_model is not None and not reference_given and not is_sharded:
             require_same_weights(self.model, self.ref_model)
+        if self.ref_model is not None:
+            require_same_vocabulary(self.ref_model.config, self.model.config, "the model")
         if self.ref_model is None and isinstance(self.model, PeftModel):
             require_prior_when_off(self.model)
             if not getattr(self.args, "precompute_ref_log_probs", False):
@@ -277,6 +281,14 @@ def require_same_weights(model: Any, reference: Any) -> None:
             difference = f"{name} differs from {reference.config._name_or_path}"
             remedy = "save_pretrained it and load it from there, or give the prior (ref_model or peft_config)"
             raise UsageError(f"the model was changed after it was loaded ({difference}): {remedy}")
+
+
+def require_same_vocabulary(prior_config: Any, config: Any, name: str) -> None:
+    """Raise if a model has a vocabulary of another size than its prior."""
+    expected, tokens = (each.get_text_config().vocab_size for each in (prior_config, config))
+    if tokens != expected:
+        problem = f"the prior has a vocabulary of {expected} tokens and {name} one of {tokens}"
+        raise UsageError(f"{problem}; only models with the same tokens can be mixed or compared")
 
 
 # Checks before a trainer starts; each raises one sentence with a remedy -----------------------------------------------

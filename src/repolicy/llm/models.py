@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
 from repolicy.files import read_json
-from repolicy.llm.identity import IDENTITY, check_sampling_counts, checksum
+from repolicy.llm.identity import IDENTITY, check_sampling_counts, checksum, require_same_vocabulary
 from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
@@ -85,8 +86,9 @@ def _load(load: Any, name: str) -> Any:
     """Call `load`, and raise a FileError with the first line of the many kinds of errors that a bad folder causes."""
     try:
         return load()
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise FileError(f"{name} cannot be read as a language model: {first_line(error)}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        place = name if Path(name).exists() else f"there is no folder {name}, and from the hub it"
+        raise FileError(f"{place} cannot be read as a language model: {first_line(error)}") from error
 
 
 def read_identity(name: str) -> dict[str, Any]:
@@ -107,7 +109,6 @@ def read_identity(name: str) -> dict[str, Any]:
 def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
     """Raise if a named model was tuned from another prior, or has a vocabulary of another size."""
     prior_checksum = cache(lambda dtype: checksum(prior, dtype))
-    vocabulary = prior.config.get_text_config().vocab_size
     for name in models:
         identity = read_identity(name)
         expected = identity.get("prior_checksum")
@@ -118,10 +119,8 @@ def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
             raise UsageError(f"{name} was tuned from another prior than the one that was given: {reason}")
         if (Path(name) / ADAPTER).is_file():
             continue
-        tokens = _load(lambda name=name: AutoConfig.from_pretrained(name), name).get_text_config().vocab_size
-        if tokens != vocabulary:
-            problem = f"the prior has a vocabulary of {vocabulary} tokens and {name} one of {tokens}"
-            raise UsageError(f"{problem}; only models with the same tokens can be mixed or compared")
+        config = _load(lambda name=name: AutoConfig.from_pretrained(name), name)
+        require_same_vocabulary(prior.config, config, name)
 
 
 def read_objective(name: str, trained_at: str | None) -> Objective:
@@ -319,10 +318,12 @@ def _half_width(units: Any) -> float:
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file, whose rows all have a prompt and the same columns."""
+    rows: list[Any] = []
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+        for line in filter(bytes.strip, file.read_bytes().split(b"\n")):
+            rows.append(json.loads(line))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not one JSON object a line"
+        reason = error.strerror if isinstance(error, OSError) else f"row {len(rows) + 1} is not one JSON object"
         raise FileError(f"{file} cannot be read as prompts: {reason}") from error
     if not rows:
         raise FileError(f"{file} has no prompt")
