@@ -43,7 +43,7 @@ FEWER = {
     "compare": "--episodes 2",
     "render": "--seconds 0.1 --width 32",
     "plan": "--episodes 1 --steps 20 --samples 8",
-    "rql": "--steps 100",
+    "rql": "--steps 100 --warmup 20",
     "ask": "--pairs 8 --seconds 0.2",
     "takeover": "--steps 300",
     "infer": "--alone 1600",

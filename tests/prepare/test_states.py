@@ -185,6 +185,13 @@ def test_states_need_a_prior(tmp_path: Path) -> None:
         train(tiny("Endless"), Objective("basic", states=0.1), tmp_path / "run", SETTINGS)
 
 
+def test_a_prior_that_does_not_clip_sees_its_states_as_in_the_fit(tmp_path: Path) -> None:
+    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,)), hidden=(4,), observation_bound=None))
+    found = fit_prior_density(prior, Request(tiny("Endless"), Objective("basic"), Settings(steps=100)), SingleRank())
+    for each in (found, found.to("cpu")):
+        assert torch.equal(each.normalized(torch.tensor([[50.0]])), torch.tensor([[50.0]]))
+
+
 def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     policy = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 1)))

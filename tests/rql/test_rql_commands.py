@@ -237,7 +237,8 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
     stock.save(tmp_path / "dqn.zip")
     asked = ["customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK]
     assert "no probabilities: give a --temperature" in failed(capsys, "rql", *asked, codes=(2,))
-    told(capsys, *asked, "--temperature", 0.5, "--steps", 60, "--hidden", 64, 64, "--out", tmp_path / "out")
+    short = ["--steps", 60, "--warmup", 20, "--hidden", 64, 64]
+    told(capsys, *asked, "--temperature", 0.5, *short, "--out", tmp_path / "out")
     seen, choices = torch.eye(3), torch.arange(2).view(2, 1, 1)
     kept = read_policy(tmp_path / "out" / "prior.safetensors").policy
     with torch.no_grad():
@@ -255,7 +256,7 @@ def test_without_stable_baselines3_one_sentence_names_the_extra(
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.torch_layers", None)
     for name in ("algorithms", "wrapping"):
         monkeypatch.delitem(sys.modules, f"repolicy.rql.{name}")
-    said = failed(capsys, "rql", "train", "cartpole", "--steps", 1, codes=(2,))
+    said = failed(capsys, "rql", "train", "cartpole", codes=(2,))
     assert "which is not installed: pip install 'repolicy[sb3]'" in said
 
 
@@ -305,7 +306,10 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
         ("needs a prior: use customize", lambda: train(WALK, RESIDUAL, out)),
         ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
         ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),
-        ("no Table", lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
+        ("warmup is 150, so nothing would be learned in 150 steps: take more steps, or a shorter warmup",
+         lambda: train(WALK, full(0.5), out, replace(QUICK, warmup=150))),
+        ("can hold no Table: act with model.predict",
+         lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
         ("needs info['addon_reward'], and the environment's info has nothing: wrap it in repolicy.rql.WithAddon",
          lambda: ResidualDQN(Silent(), full(0.5)).learn(2)),
     ]  # fmt: skip

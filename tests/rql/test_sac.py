@@ -6,7 +6,6 @@ such term. Then Q + ω·log prior − α·log policy is one number, the soft val
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +25,13 @@ from repolicy.objective import Objective, greedy, kl, residual, soft
 from repolicy.policies.density import fit_density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import moment_sums
+from repolicy.policies.normalizer import Normalizer, moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.prepare.states import SKIPPED_STEPS
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings
 from repolicy.rql.algorithms import _noise
-from repolicy.rql.wrapping import TaskReward, WithAddon, normalizer_for
+from repolicy.rql.wrapping import StatesPrice, TaskReward, WithAddon, normalizer_for, training_env
 
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh
 CURVATURE, GOAL = 0.7, 0.9
@@ -113,7 +112,7 @@ def test_the_actor_begins_as_its_prior(family: str) -> None:
     assert torch.equal(begun.log_prob(seen, actions), prior.log_prob(seen, actions))
 
 
-def test_a_prior_that_is_no_policy_needs_an_actor() -> None:
+def test_a_prior_that_is_no_policy_needs_an_actor_and_stays_out_of_the_file(tmp_path: Path) -> None:
     class Mine:
         def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
             return -actions.square().sum(-1)
@@ -125,6 +124,10 @@ def test_a_prior_that_is_no_policy_needs_an_actor() -> None:
     model.learn(8)
     assert not torch.equal(model.as_policy()(torch.zeros(1, 1)).mode(), given(torch.zeros(1, 1)).mode())
     assert torch.equal(given(torch.zeros(1, 1)).mode(), constant(MEAN, STD)(torch.zeros(1, 1)).mode())
+    model.save(tmp_path / "mine.safetensors")
+    saved = read_policy(tmp_path / "mine.safetensors")
+    assert saved.prior is None
+    assert torch.equal(saved.policy(torch.zeros(1, 1)).mode(), model.as_policy()(torch.zeros(1, 1)).mode())
 
 
 def test_actions_are_within_one_where_the_bounds_are() -> None:
@@ -217,7 +220,7 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
     """The prior's lie within some hundredths of 0; what `Bounded` shows lies between −1 and 1."""
     normalizer = Policy(PolicySpec(1, ACTIONS)).normalizer
     density, objective = fit_density(0.01 * torch.randn(5000, 1), normalizer), residual(0.5, 0.3, states=2.0)
-    envs = TaskReward(Bounded(), replace(objective, states=0.0)), TaskReward(Bounded(), objective, density)
+    envs = TaskReward(Bounded(), objective), StatesPrice(TaskReward(Bounded(), objective), 2.0, density)
     for env in envs:
         env.reset(seed=0)
     prices = []
@@ -234,6 +237,18 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
         assert len({env.step(np.ones(1))[1] for env in envs}) == 1
     with pytest.raises(UsageError, match=r"no density of the prior's states .* repolicy\.rql\.customize"):
         ResidualSAC(Bounded(), objective, constant(MEAN, STD))
+
+
+def test_an_episodes_return_is_the_tasks_without_the_price_on_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 0)
+    density = fit_density(0.01 * torch.randn(5000, 1), Normalizer(1))
+    env = training_env(Bounded(), residual(0.5, 0.3, states=2.0), density)
+    env.reset(seed=0)
+    rewards, truncated = [], False
+    while not truncated:
+        _, reward, _, truncated, info = env.step(np.ones(1))
+        rewards.append(reward)
+    assert sum(rewards) < 0 < info["episode"]["r"] == len(rewards)
 
 
 @pytest.mark.parametrize(("broken", "said"), [("targets", "Q_R"), ("actor_loss", "the actor")])
@@ -281,8 +296,8 @@ def test_the_prior_and_its_normalizer_do_not_move() -> None:
 def test_bounds_of_an_observation_are_seen_as_one_and_what_has_none_as_it_is() -> None:
     low, high = np.array([-4.0, 2.0, -np.inf], np.float32), np.array([4.0, 3.0, 5.0], np.float32)
     normalizer = normalizer_for(gymnasium.spaces.Box(low, high), None)
-    seen = torch.tensor([[4.0, 2.0, 5.0], [-4.0, 3.0, -7.0], [2.0, 2.5, 0.0]])
-    torch.testing.assert_close(normalizer(seen), torch.tensor([[1.0, -1.0, 5.0], [-1.0, 1.0, -7.0], [0.5, 0.0, 0.0]]))
+    seen = torch.tensor([[4.0, 2.0, 5.0], [-4.0, 3.0, -70.0], [2.0, 2.5, 0.0]])
+    torch.testing.assert_close(normalizer(seen), torch.tensor([[1.0, -1.0, 5.0], [-1.0, 1.0, -70.0], [0.5, 0.0, 0.0]]))
 
 
 def test_exploration_noise_has_the_std_that_was_asked_for_and_keeps_its_direction() -> None:

@@ -5,7 +5,8 @@ high probability; the density shows that the state is unfamiliar. A prior someti
 So the width is fitted to the likeliest stretches of time, and the tails are heavy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Density:
     edge: Tensor  # [], the squared distance below which three quarters of the prior's states lie
     shift: Tensor  # [O], of the normalizer with which the density was fitted
     scale: Tensor  # [O], of this normalizer
+    bound: float = OBSERVATION_BOUND  # of this normalizer; not stored in files, whose readers have the normalizer
 
     def familiarity(self, inputs: Tensor) -> Tensor:
         """Return 0 for normalized observations `[..., O]` inside the prior's range, else minus their cost in nats."""
@@ -45,10 +47,10 @@ class Density:
 
     def normalized(self, observations: Tensor) -> Tensor:
         """Return raw observations `[..., O]` normalized as in the fit."""
-        return ((observations - self.shift.float()) * self.scale.float()).clamp_(-OBSERVATION_BOUND, OBSERVATION_BOUND)
+        return ((observations - self.shift.float()) * self.scale.float()).clamp_(-self.bound, self.bound)
 
     def to(self, device: torch.device | str) -> "Density":
-        return Density(*(getattr(self, name).to(device) for name in PARTS))
+        return replace(self, **{name: getattr(self, name).to(device) for name in PARTS})
 
     @property
     def constant_observations(self) -> list[int]:
@@ -61,7 +63,7 @@ class Density:
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Density":
         """Return the density that `tensors` stored. Raise ValueError if shapes, types or values are wrong."""
-        parts = [tensors[f"states.{name}"] for name in PARTS]
+        parts: list[Any] = [tensors[f"states.{name}"] for name in PARTS]
         size = len(parts[0]) if parts[0].dim() else 0
         shapes = [[size], [size, size], [], [size], [size]]
         for name, part, shape in zip(PARTS, parts, shapes, strict=True):
@@ -90,7 +92,8 @@ def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
     mean[changing], whitening[changing[:, None], changing] = fit_likeliest_stretches(inputs[:, changing])
     stride = max(1, len(inputs) // 100_000)  # torch.quantile takes a limited number of values
     edge = torch.quantile(squared_distances(inputs, mean, whitening)[::stride], 1.0 - QUANTILE)
-    return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
+    shift, scale = normalizer.shift.double(), normalizer.scale.double()
+    return Density(mean, whitening, edge, shift, scale, normalizer.bound)
 
 
 def fit_likeliest_stretches(inputs: Tensor) -> tuple[Tensor, Tensor]:

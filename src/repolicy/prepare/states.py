@@ -50,7 +50,7 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
         packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
     mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
-    return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
+    return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale, prior.normalizer.bound)
 
 
 def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:

@@ -26,7 +26,6 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
     ACTIVATION_MODULES,
-    OBSERVATION_BOUND,
     Categorical,
     Density,
     Policy,
@@ -43,8 +42,6 @@ from repolicy.policies import (
 from repolicy.prepare.session import complete_settings
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
-    PlainObservations,
-    TaskReward,
     check_loss,
     flatten_observations,
     frozen_prior,
@@ -52,7 +49,7 @@ from repolicy.rql.wrapping import (
     normalizer_for,
     replay_options,
     spaces_of,
-    storable_prior,
+    training_env,
 )
 
 from stable_baselines3 import DQN, SAC  # isort: skip
@@ -74,7 +71,7 @@ class ResidualQMixin:
     def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
         """Replace the environment by one with the same spaces, wrapped to give the task's reward."""
         spaces_of(env)
-        super().set_env(PlainObservations(TaskReward(env, self.objective, self.density)), force_reset)  # type: ignore[misc]
+        super().set_env(training_env(env, self.objective, self.density), force_reset)  # type: ignore[misc]
 
     def targets(self, batch: Any) -> Tensor:
         """Return the regression targets of Q_R for a batch of transitions, `[B, 1]`."""
@@ -90,8 +87,8 @@ class ResidualQMixin:
         raise NotImplementedError
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
-        """Write one Repolicy policy file with the policy and its prior, without pickle."""
-        save_policy(path, self.as_policy(), card or {}, storable_prior(self.prior))
+        """Write one Repolicy policy file, without pickle. The prior goes with it, if it is a `Policy`."""
+        save_policy(path, self.as_policy(), card or {}, self.prior if isinstance(self.prior, Policy) else None)
 
 
 class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
@@ -113,7 +110,7 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         normalizer = normalizer_for(env.observation_space, self.prior)
         activation: str = "relu"
-        bound: float | None = OBSERVATION_BOUND
+        bound: float | None = None
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that `as_policy` can merge both networks
             activation, bound = self.prior.network.activation, self.prior.spec.observation_bound
             depth = len(self.prior.spec.hidden)
@@ -126,7 +123,7 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
         )
         super().__init__(
             SoftQPolicy,
-            PlainObservations(TaskReward(env, objective)),
+            training_env(env, objective),
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
@@ -168,10 +165,11 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
         layers = scale_outputs([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
         hidden = self._spec.hidden
         if self.objective.reads_prior:
-            prior = storable_prior(self.prior)
-            assert prior is not None
-            layers = add_networks(layers, scale_outputs(layers_of(prior.network), omega / alpha))
-            hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
+            if not isinstance(self.prior, Policy):
+                problem = f"this policy contains its prior, and a file can hold no {type(self.prior).__name__}"
+                raise UsageError(f"{problem}: act with model.predict, or take a repolicy.Policy as the prior")
+            layers = add_networks(layers, scale_outputs(layers_of(self.prior.network), omega / alpha))
+            hidden = tuple(a + b for a, b in zip(hidden, self.prior.spec.hidden, strict=True))
         policy = Policy(replace(self._spec, hidden=hidden))
         load_layers(policy.network, layers)
         policy.normalizer.load_state_dict(self.q_net.features_extractor.normalizer.state_dict())
@@ -239,7 +237,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
         self._normalizer = normalizer_for(env.observation_space, self.prior)
         super().__init__(
             "MlpPolicy",
-            PlainObservations(TaskReward(env, objective, density)),
+            training_env(env, objective, density),
             **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,
@@ -328,7 +326,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
         if source is not None:
             raise UsageError(f"the actor cannot begin as a {type(source).__name__}: give a policy to begin as, actor=")
         size, hidden = env_spaces.observation_size, self.settings.hidden
-        policy = Policy(PolicySpec(size, env_spaces.actions, "state_squashed", hidden, "relu"))
+        policy = Policy(PolicySpec(size, env_spaces.actions, "state_squashed", hidden, "relu", observation_bound=None))
         policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 

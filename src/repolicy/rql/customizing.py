@@ -216,6 +216,9 @@ def _request(
 ) -> Request:
     """Return the request of a run. Without an add-on, an objective that reads one reads `info["addon_reward"]`."""
     check_env(addons, env)
+    if settings.steps <= settings.warmup:
+        problem = f"warmup is {settings.warmup:,}, so nothing would be learned in {settings.steps:,} steps"
+        raise UsageError(f"{problem}: take more steps, or a shorter warmup")
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     if objective.reads_addon:

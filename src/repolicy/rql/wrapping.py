@@ -31,6 +31,7 @@ from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 
 try:
+    from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.preprocessing import is_image_space
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 except ImportError:
@@ -66,21 +67,17 @@ def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment whose reward is that of the objective's task; the add-on's reward is read from info["addon_reward"].
 
-    The environment's own reward is stored in info["basic_reward"]. With a density of the prior's states, the reward
-    includes the objective's term for states.
+    The environment's own reward is stored in info["basic_reward"].
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
         super().__init__(env)
-        self.objective, self.density = objective, density
-        self._name = type(env.unwrapped).__name__
-        self._age = torch.zeros(1)  # steps since the start of the episode
+        self.objective, self._name = objective, type(env.unwrapped).__name__
 
     def reset(self, **options: Any) -> Any:
         with ENV_CALL.calling(self._name):
             observation, info = self.env.reset(**options)
         self._check("an observation", observation)
-        self._age.zero_()
         return observation, info
 
     def step(self, action: Any) -> Any:
@@ -93,10 +90,6 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UsageError(f"a task of {self.objective.task!r} needs info['addon_reward'], and {content}: {remedy}")
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         self._check("an observation", observation)
-        self._age += 1
-        if self.density is not None:
-            row = torch.from_numpy(_row(observation))
-            reward += self.objective.states * float(familiarity(self.density, self.density.normalized, row, self._age))
         self._check("a reward", np.array(reward))
         return observation, reward, terminated, truncated, info | {"basic_reward": float(basic)}
 
@@ -104,6 +97,26 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Raise if an array is not finite, because it would stay in the replay buffer."""
         if isinstance(value, np.ndarray) and not np.isfinite(value).all():
             raise NumericError(f"environment {self._name} returned {label} that is not finite")
+
+
+class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment whose reward includes `weight` times the familiarity of the next state to the prior."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], weight: float, density: Density) -> None:
+        super().__init__(env)
+        self.weight, self.density = weight, density
+        self._age = torch.zeros(1)  # steps since the start of the episode
+
+    def reset(self, **options: Any) -> Any:
+        self._age.zero_()
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *ends_and_info = self.env.step(action)
+        self._age += 1
+        row = torch.from_numpy(_row(observation))
+        price = self.weight * float(familiarity(self.density, self.density.normalized, row, self._age))
+        return observation, float(reward) + price, *ends_and_info
 
 
 class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -120,6 +133,17 @@ class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Any:
         return np.array(observation)  # a copy, because a reset may write into the array of the last observation
+
+
+def training_env(env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> Any:
+    """Return the environment that an algorithm learns from. Episode returns are the task's, without a price on states.
+
+    Stable-Baselines3 would put its monitor of returns outside.
+    """
+    env = Monitor(TaskReward(env, objective))
+    if density is not None:
+        env = StatesPrice(env, objective.states, density)
+    return PlainObservations(env)
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -186,7 +210,7 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
         return prior.normalizer
     low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
     bounded = torch.isfinite(low) & torch.isfinite(high)
-    normalizer = Normalizer(len(low))
+    normalizer = Normalizer(len(low), None)
     mean = torch.where(bounded, (low + high) / 2, 0.0)
     var = torch.where(bounded, ((high - low) / 2).square(), 1.0)
     normalizer.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
@@ -226,10 +250,3 @@ def frozen_prior(
         check_fit(prior, env_spaces, "the prior")
     prior = copy.deepcopy(prior)
     return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
-
-
-def storable_prior(prior: Prior | None) -> Policy | None:
-    """Return the prior if a policy file can store it; raise otherwise."""
-    if prior is None or isinstance(prior, Policy):
-        return prior
-    raise UsageError(f"a file can hold a repolicy.Policy as its prior, but no {type(prior).__name__}")
