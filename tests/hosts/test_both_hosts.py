@@ -175,10 +175,13 @@ def test_a_budget_that_is_named_otherwise_stays(host: Any, tmp_path: Path) -> No
 
 
 @hosts
-def test_a_budget_does_not_go_on_from_two_weights(host: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("named", "begins"), [(None, 0.3), (0.4, 0.4)])
+def test_a_first_budget_goes_on_from_one_number(host: Any, named: Any, begins: float, tmp_path: Path) -> None:
     host(omega=0.3, alpha=0.1).save(tmp_path)
-    with pytest.raises(UsageError, match="a KL budget moves omega and alpha together, from one value above 0 on"):
-        host.resumed(tmp_path, PRIOR, omega=0.3, alpha=0.3, kl_budget=3.0).learn(1)
+    again = host.resumed(tmp_path, PRIOR, omega=named, alpha=named, kl_budget=3.0)
+    objective = again.method.steering.objective
+    assert (objective.omega, objective.alpha) == (begins, begins)
+    again.learn(1)
 
 
 @hosts

@@ -321,3 +321,25 @@ def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
     method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
     with pytest.raises(NumericError, match="the quantity of the limit speed>=0.5 is not finite"):
         followed(method, [torch.stack([torch.ones(STEPS, ENVS), torch.full((STEPS, ENVS), torch.nan)])])
+
+
+def test_the_verdict_tells_a_limit_by_sampled_actions_and_a_kept_share_by_the_mean_action(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mean action is near 0, and noise costs, so that the limit holds for the mean action alone."""
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
+
+    class Loud(Unclipped):
+        def step(self, action: Any) -> Any:
+            *found, info = super().step(action)
+            return *found, info | {"loud": float(np.square(action).sum()), "basic_reward": found[1]}
+
+    quiet = policy()
+    with torch.no_grad():
+        for part in quiet.network.parameters():
+            part.mul_(1e-3)
+    env = DummyVecEnv([lambda: Loud(Drift())] * 4)
+    said = in_sb3("loud<=0.1", env=env, prior=quiet, keep=0.9).learn(1).verdict()
+    assert "with the mean action limit loud<=0.1 holds" in said
+    assert "with sampled actions limit loud<=0.1 is broken by" in said
+    assert said.count("limit basic_reward>=") == 1, "of the mean action, which keeps the share"

@@ -124,6 +124,18 @@ def test_actions_of_two_kinds_are_of_two_trainings(tmp_path: Path) -> None:
         causes(now, before)
 
 
+def test_what_is_usual_in_a_training_is_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """rsl_rl's own settings: an entropy bonus that stays, and a learning rate that its schedule moves."""
+    for name, change in (("before", gone_on), ("now", rate_at_its_start)):
+        (tmp_path / name / "params").mkdir(parents=True)
+        settings = "algorithm:\n  entropy_coef: 0.005\n  schedule: adaptive\n"
+        (tmp_path / name / "params/agent.yaml").write_text(settings)
+        saved(tmp_path / name / "model_2.pt", change)
+    capsys.readouterr()
+    main(["doctor", str(tmp_path / "now"), "--before", str(tmp_path / "before"), "--json"])
+    assert json.loads(capsys.readouterr().out)["causes"] == []
+
+
 @pytest.mark.parametrize(
     ("setting", "bonus"),
     [
@@ -140,8 +152,9 @@ def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path, settin
 
 
 def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    of = trained(ent_coef=0.02)
+    of = trained()
     of.save(tmp_path / "before.zip")
+    of.ent_coef = 0.02
     of.learning_rate, of.lr_schedule = 0.1, lambda left: 0.1
     of.learn(64)
     of.save(tmp_path / "now.zip")

@@ -1,5 +1,6 @@
 """A function for a training loop of one's own, and reward terms that pay what the engine pays."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -285,6 +286,36 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
         )
         np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
         assert np.count_nonzero(expected[0]) == 0
+
+
+def test_a_term_with_two_settings_remembers_the_steps_of_each() -> None:
+    pays = term(ActionRate, lambda env, joint: (env.angles[:, [joint]],))
+    first, second = 0, 1  # as the params of two terms in a manager
+    env = Robots(angles=torch.zeros(1, 2), episode_length_buf=torch.tensor([1]))
+    found = []
+    for angles in ([1.0, 5.0], [2.0, 8.0]):
+        env.angles = torch.tensor([angles])
+        found.append([pays(env, joint=first).item(), pays(env, joint=second).item()])
+        env.episode_length_buf = torch.tensor([2])
+    assert found == [[0.0, 0.0], [-1.0, -9.0]]
+
+
+class Traced(np.ndarray):
+    """Stands for an array whose numbers JAX does not know while it compiles."""
+
+
+def test_while_jax_compiles_a_budget_is_refused_and_outside_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(core=SimpleNamespace(Tracer=Traced)))
+    prior = SimpleNamespace(log_prob=lambda observations, actions: -np.square(actions).sum(-1))
+    parts = [part.numpy() for part in rollout()]
+    traced = [part.view(Traced) for part in parts]
+    plain, moved = prior_reward(prior, 0.3, 0.3), prior_reward(prior, 0.3, 0.3, kl_budget=0.2)
+    np.testing.assert_array_equal(plain(*traced), plain(*parts))
+    for refused in (moved, prior_reward(policy(), 0.3, 0.3)):
+        with pytest.raises(UsageError, match="inside jax.jit or vmap the prior must be a function in JAX, without kl_"):
+            refused(*traced)
+    moved(*parts)
+    assert moved.objective.omega != 0.3
 
 
 @partial(term, Jerk)

@@ -123,6 +123,17 @@ def test_the_prior_has_its_own_normalizer(tmp_path: Path) -> None:
     assert not torch.equal(ours.alg.actor.obs_normalizer._mean, ours.alg.prior.model.obs_normalizer._mean)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_student_of_rsl_rls_distillation_is_a_prior(tmp_path: Path, network: str) -> None:
+    path = checkpoint(tmp_path, network)
+    saved = torch.load(path, weights_only=False)
+    actor = saved["actor_state_dict"]
+    torch.save({"student_state_dict": actor, "teacher_state_dict": {}, "optimizer_state_dict": {}}, path)
+    ours = runner(network, residual(str(path)), seed=3)
+    for module in (ours.alg.prior.model, ours.alg.actor):
+        assert all(torch.equal(tensor, actor[name]) for name, tensor in module.state_dict().items())
+
+
 @pytest.mark.parametrize("network", ["mlp", "gru"])
 def test_the_first_ratio_is_one(tmp_path: Path, network: str) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network))))

@@ -13,6 +13,7 @@ from rsl_rl.runners import OnPolicyRunner
 from runner_envs import ACTIONS, SIZE, Drift, settings
 from runners import checkpoint, residual
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import from_repolicy, to_repolicy
 
@@ -71,3 +72,10 @@ def test_an_actor_that_begins_as_a_prior_needs_one() -> None:
     config["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
     with pytest.raises(UsageError, match="a PolicyActor begins as the algorithm's prior, and there is none: name it"):
         OnPolicyRunner(Drift(), config, None, "cpu")
+
+
+def test_a_checkpoint_does_not_say_which_wishes_its_environment_paid(tmp_path: Path) -> None:
+    how = settings(algorithm=residual(small_policy())) | {"actor": {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}}
+    OnPolicyRunner(Drift(), how, None, "cpu").save(str(tmp_path / "model_0.pt"))
+    facts = inspect(tmp_path / "model_0.pt")
+    assert (facts["objective"], facts["add-ons"]) == ("unknown", "unknown")

@@ -119,7 +119,7 @@ class Doctor(Command):
     checkpoint: Annotated[Path | None, Positional("RUN")] = None
     """A checkpoint of rsl_rl or Stable-Baselines3 from soon after the training was resumed, or rsl_rl's folder."""
     before: Path | None = None
-    """The checkpoint from which the training was resumed."""
+    """The checkpoint from which the training was resumed, or rsl_rl's folder."""
     batch: Path | None = None
     """Observations, actions and log_probs (.npz) that RUN's policy sampled before its next update."""
     reading: Options = field(default_factory=Options)
@@ -136,7 +136,7 @@ class Doctor(Command):
         from repolicy.report.host_page import checkpoint_in
 
         path = checkpoint_in(self.checkpoint)
-        before = None if self.before is None else read_checkpoint(self.before)
+        before = None if self.before is None else read_checkpoint(checkpoint_in(self.before))
         sentences = causes(read_checkpoint(path), before)
         if self.batch is not None:
             sentences += first_ratios(read_policy(path, self.reading), self.batch)

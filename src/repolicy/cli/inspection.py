@@ -82,7 +82,7 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
         "network": _network_words(spec.activation, spec.hidden),
         "std": _std_words(saved.policy),
         "objective": _objective_words(request),
-        "add-ons": ", ".join(request.get("addons", [])) or "none",
+        "add-ons": (", ".join(request["addons"]) or "none") if "addons" in request else "unknown",
         "prior": f"{'inside' if saved.prior is not None else 'not in'} this file",
         "steps": f"{card['steps']:,}" if "steps" in card else "",
         "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",

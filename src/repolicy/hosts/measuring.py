@@ -27,8 +27,8 @@ from repolicy.prepare.states import (
 from repolicy.prepare.weights import Shape, WeightFinder, Weights, weights_from_card
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.differences import mean_and_std
-from repolicy.report.host_page import to_evaluation
-from repolicy.report.verdict import Pair, action_words, verdict
+from repolicy.report.host_page import host_verdict, to_evaluation
+from repolicy.report.verdict import Pair, action_words
 from repolicy.runs import Estimate
 
 STATE_ENVS = 64  # states are kept of this number of environments at most
@@ -266,9 +266,11 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
     actors = [(method.prior, False), (policy, False), (method.prior, True), (policy, True)]
     episodes = run_side_by_side(envs, actors) or [_run_enough(envs, *each) for each in actors]
     names = ("prior", "customized")
+    steering = method.steering
     records = [
-        {"who": names[i % 2], "sampled": actors[i][1]} | _plain_numbers(each, method.steering.all_limits)
-        for i, each in enumerate(episodes)
+        {"who": names[i % 2], "sampled": samples}
+        | _plain_numbers(each, steering.priced_limits if samples else steering.all_limits)  # the mean action keeps
+        for i, (each, (_, samples)) in enumerate(zip(episodes, actors, strict=True))
     ]
     pairs, lines = list[Pair](), list[str]()
     for before, after in (records[:2], records[2:]):
@@ -279,10 +281,7 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
     envs.reset()
     method.reset_episodes()
     method.verdict_episodes = records
-    lines += verdict(pairs)
-    if not method.steering.trains_actor:
-        lines.append("the actor still waits for the critic's warm-up (critic_warmup)")
-    return "\n".join(lines)
+    return "\n".join([*lines, *host_verdict(pairs, steering.is_trained)])
 
 
 def _run_enough(envs: HostEnvs, actor: Any, sample: bool, before: Iterable[HostEpisodes] = ()) -> list[HostEpisodes]:

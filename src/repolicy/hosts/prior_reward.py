@@ -5,6 +5,7 @@ rewards = reward(observations, actions, rewards, log_probs)
 """
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,9 @@ class PriorReward:
         self.steering, self.density, self.parts = steering, density, dict[str, float]()
         prior = source.agent
         check_squashed(source, False, "give an object whose log_prob scores what you store")
-        self._score = _log_prob_of(prior) if isinstance(prior, Policy | MeanPrior) else prior.log_prob
+        is_ours = isinstance(prior, Policy | MeanPrior)
+        self._score = _log_prob_of(prior) if is_ours else prior.log_prob
+        self._is_compilable = not (is_ours or steering.kl_budget or density)
 
     @property
     def objective(self) -> Objective:
@@ -99,12 +102,15 @@ class PriorReward:
         or all are arrays, and it is an array. It changes none of them. Raises where a part is not finite.
 
         A prior of ours computes with torch. Any other gets the observations and actions as they are, so with your own
-        `log_prob` in JAX the whole function can be compiled.
+        `log_prob` in JAX the whole function can be compiled, unless a budget moves its weights or states have a price.
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
         parts = (observations, rewards, log_policy)
-        if len({isinstance(part, Tensor) for part in parts if _is_concrete(part)}) > 1:
+        if any(map(_is_traced, (*parts, actions))) and not self._is_compilable:
+            what = "inside jax.jit or vmap the prior must be a function in JAX, without kl_budget and states"
+            raise UsageError(f"{what}: call this outside, on arrays, or leave them out")
+        if len({isinstance(part, Tensor) for part in parts}) > 1:
             what = "of observations, rewards and log-probabilities"
             raise UsageError(f"{what} some are tensors and some arrays: give all as one of the two")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
@@ -113,7 +119,7 @@ class PriorReward:
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
         familiar = self._familiarity(observations, next_observations, rewards)
         reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
-        if _is_concrete(rewards):
+        if not _is_traced(reward.total):
             means = {"task": _mean(rewards), "entropy": _mean(log_policy)}
             prior_kl = 0.0
             if log_prior is not None:
@@ -159,8 +165,10 @@ def _mean(part: Any) -> float:
     return float((1.0 * part).mean())  # torch has no mean of integers
 
 
-def _is_concrete(part: Any) -> bool:  # not traced by JAX
-    return isinstance(part, Tensor | np.ndarray)
+def _is_traced(part: Any) -> bool:
+    """Return whether JAX is compiling, so that an array has no numbers yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(part, jax.core.Tracer)
 
 
 def _detached(part: Any) -> Any:

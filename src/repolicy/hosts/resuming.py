@@ -21,6 +21,7 @@ COLLAPSED_STD = 0.01  # a smaller std hardly explores
 MAX_SHIFT = 0.25  # of a std, by which the mean of an observation may move; it moves more where statistics are reset
 MAX_LOG_PROB_ERROR = 0.05  # mean in nats, from rounding and from statistics that move within a rollout
 ENTROPY_COEFFICIENT = r"""entropy_coef["']?\s*[:=]\s*(\d*\.?\d+(?:[eE][+-]?\d+)?)"""  # with its number, in YAML or JSON
+ADAPTIVE = r"""schedule["']?\s*[:=]\s*["']?adaptive"""
 
 Tensors = dict[str, np.ndarray]
 
@@ -34,7 +35,7 @@ class Checkpoint(NamedTuple):
     statistics: Tensors  # of the observations' normalizer: mean, var, count
     critic: Tensors
     entropy_bonus: float | None
-    adapts: bool  # whether the learning rate adapts to the KL, as it does in ResidualPPO
+    adapts: bool  # whether the learning rate adapts to the KL
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -43,12 +44,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if "policy.pth" in file.zip_names:
         return _of_sb3(open_zip(file.content, str(path)), str(path))
     loaded = file.unpickled
-    actor = loaded.get("actor_state_dict", loaded.get("model_state_dict")) if isinstance(loaded, dict) else None
+    states = ("actor_state_dict", "model_state_dict", "student_state_dict")
+    actor = next((loaded[name] for name in states if name in loaded), None) if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
-    adapts = (loaded.get("residual") or {}).get("moved") is not None
-    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path), adapts)
+    settings = _settings_beside(path)
+    bonus = re.search(ENTROPY_COEFFICIENT, settings)
+    adapts = (loaded.get("residual") or {}).get("moved") is not None or bool(re.search(ADAPTIVE, settings))
+    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), bonus and float(bonus[1]), adapts)
 
 
 def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
@@ -79,13 +83,10 @@ def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, ada
     )
 
 
-def _bonus_beside(path: Path) -> float | None:
-    """Return the entropy coefficient in the settings that a runner writes beside its checkpoints."""
-    for folder in (path.parent, path.parent / "params"):
-        for file in sorted(folder.glob("agent.*")):
-            if found := re.search(ENTROPY_COEFFICIENT, file.read_text(errors="replace")):
-                return float(found[1])
-    return None
+def _settings_beside(path: Path) -> str:
+    """Return the settings that a runner writes beside its checkpoints, as text; empty where there are none."""
+    files = [file for folder in (path.parent, path.parent / "params") for file in sorted(folder.glob("agent.*"))]
+    return "\n".join(file.read_text(errors="replace") for file in files)
 
 
 def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
@@ -95,7 +96,7 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
         found.append("the optimizer's state is missing, so its first steps are as large as they can be: load it, too")
     if now.std is not None and now.std.min() < COLLAPSED_STD:
         found.append(f"the std has collapsed to {now.std.min():.2g}: nothing new is tried; begin with a larger one")
-    if now.entropy_bonus:
+    if now.entropy_bonus and (before is None or now.entropy_bonus != before.entropy_bonus):
         found.append(
             f"the entropy bonus is on ({now.entropy_bonus:g}), which widens a policy that was narrow: set it to 0"
         )

@@ -17,19 +17,21 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 
-def term(wish: Callable[[], Any], reads: Callable[[Any], Sequence[Tensor]]) -> Callable[[Any], Tensor]:
+def term(wish: Callable[[], Any], reads: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
     """Return a reward term: a function that returns a reward for each of the N robots in an environment.
 
     wish: returns a new wish for one environment, such as a class of `repolicy.envs.gaits`.
-    reads: returns the tensors `[N, ...]` of an environment with which the wish is called.
+    reads: returns the tensors `[N, ...]` of an environment with which the wish is called. It takes the `params` of the
+        term's settings, too; each set of them remembers its own steps.
     """
     wishes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @functools.wraps(reads)
-    def reward(env: Any) -> Tensor:
-        if env not in wishes:
-            wishes[env] = wish()
+    def reward(env: Any, **params: Any) -> Tensor:
+        of_env, key = wishes.setdefault(env, {}), tuple(map(id, params.values()))  # a manager keeps the objects
+        if key not in of_env:
+            of_env[key] = wish()
         begins = env.episode_length_buf == 1  # both count a step before they compute its reward
-        return wishes[env](*reads(env), begins)
+        return of_env[key](*reads(env, **params), begins)
 
     return reward

@@ -17,6 +17,7 @@ from repolicy.learning.terms import TERMS
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import ACTIVATION_MODULES, FAMILIES, ConditionedPolicy, FilmMlp, Policy, PolicySpec, frozen
+from repolicy.readers.description import CannotCopyError
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
@@ -43,7 +44,12 @@ class PolicyActor(MLPModel):
         nn.Module.__init__(self)
         if policy is None:
             raise UsageError("a PolicyActor begins as the algorithm's prior, and there is none: name it, prior")
-        prior = priors.open_prior(policy).agent
+        try:
+            prior = priors.open_prior(policy).agent
+        except CannotCopyError as error:
+            cause = str(error).split("; ")[0]
+            remedy = "instead of PolicyActor, give the actor the settings that the prior's had"
+            raise UsageError(f"{cause}; {remedy}") from None
         if not isinstance(prior, Policy):
             raise UsageError(f"the prior is a {type(prior).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)

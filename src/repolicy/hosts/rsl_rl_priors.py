@@ -114,11 +114,12 @@ def check_trained_alike(actor: Any, path: Path) -> None:
     if not agent:
         untold = "does not say which activation its network has, nor which observation groups it saw"
         print(f"ResidualPPO: {path} {untold}: {module.__name__} and {', '.join(groups)}, the actor's, are assumed")
-    activation, seen_groups = agent.get("activation"), parse_list(agent.get("actor", ""))
+    groups_setting = agent.get("actor", agent.get("student"))  # a student is of rsl_rl's distillation
+    activation, seen_groups = agent.get("activation"), parse_list(groups_setting or "")
     remedy = "give the actor the settings in the prior's params/agent.yaml"
     if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not module:
         raise UsageError(f"the prior has the activation {activation}, and the actor {module.__name__}: {remedy}")
-    if "actor" in agent and [group for group in seen_groups if group in groups] != groups:
+    if groups_setting and [group for group in seen_groups if group in groups] != groups:
         saw = ", ".join(seen_groups)
         raise UsageError(f"the prior saw the groups {saw}, and the actor {', '.join(groups)}: {remedy}")
     for name, default in DEFAULT_RANGES.items():
@@ -137,7 +138,9 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
     as any policy of ours. Only mjlab's checkpoints tell the steps.
     """
     loaded = load(read_bytes(path), str(path))
-    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) and POLICY not in loaded else None
+    actor = None
+    if isinstance(loaded, dict) and POLICY not in loaded:
+        actor = loaded.get("actor_state_dict", loaded.get("student_state_dict"))
     if not isinstance(actor, dict):
         return None, 0
     for name, part in actor.items():

@@ -241,6 +241,8 @@ class ResidualPPO(PPO):
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         named = options.keys()
+        if "learning_rate" in named:
+            options["adapts"] = False
         if saved.budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
             raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
         loaded: ResidualPPO = super().load(path, env, device, **options)

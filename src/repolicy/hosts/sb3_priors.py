@@ -130,7 +130,7 @@ def read(prior: Any) -> Any:
     try:
         return open_prior(prior)
     except CannotCopyError as error:
-        raise CannotCopyError(f"{error}; a model of PPO's is a prior, too: prior=PPO.load(FILE)") from None
+        raise CannotCopyError(f"{error}; if PPO trained it, its model is a prior, too: prior=PPO.load(FILE)") from None
 
 
 def prior_files(prior: Any, density: Density | None) -> list[tuple[str, bytes]]:

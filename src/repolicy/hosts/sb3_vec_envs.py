@@ -118,7 +118,7 @@ class Squashed(Unclipped):
 
 
 def check_env(objective: Objective, env: Any, prior: Any) -> None:
-    """Raise where the scale of rewards or observations moves, or a squashed prior's environment takes no tanh."""
+    """Raise where the reward is no add-on's or its scale moves, statistics move, or a squashed prior finds no tanh."""
     if env is None or not has_weight(objective):
         return
     check_choices(env.action_space)
@@ -129,6 +129,9 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
     if scaled or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
         what = "the environment is VecNormalize(norm_reward=True) or wrapped in NormalizeReward"
         raise UsageError(f"{what}, and the scale of what omega and alpha weigh would move: leave that out")
+    if env.has_attr("pays_addon") and not all(env.get_attr("pays_addon")):
+        what = "WithAddon alone leaves the environment's own reward"
+        raise UsageError(f"{what}: wrap it in repolicy.rql.wrapping.TaskReward")
     moving = normalized is not None and normalized.norm_obs and normalized.training
     if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
         remedy = "take a VecNormalize with the statistics that it was trained with, and set training = False"

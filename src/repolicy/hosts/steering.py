@@ -51,6 +51,7 @@ class Steering:
     later_earnings: float = 0.0  # running mean of what a step earns because episodes end later than the prior's
     ranges: bool = False  # whether the host supports weights that are ranges
     iterations: int = 0
+    is_trained: bool = False  # whether the actor was trained in any iteration so far
     budget_violation: float = -MAX_VIOLATION  # averaged log(nats spent / budget)
     explained_variance: float = field(default=0.0, compare=False)  # of the returns in the running iteration
 
@@ -122,6 +123,7 @@ class Steering:
 
     def steer(self, spending: Mapping[str, float], samples: int) -> None:
         """End an iteration: move the weights by its metrics in nats a step, which are means over `samples` steps."""
+        self.is_trained |= self.trains_actor
         if self.trains_actor and self.explained_variance > MIN_EXPLAINED_VARIANCE:
             self.priced_limits.steer()
             self.kept_share.steer()
@@ -144,6 +146,7 @@ class Steering:
             "objective": self.objective.as_dict(),
             "limits": self.priced_limits.state() | self.kept_share.state(),
             "iterations": self.iterations,
+            "is_trained": self.is_trained,
             "off_budget": self.budget_violation,
             "kl_budget": self.kl_budget,
             "log_prior_budget": self.log_prior_budget,
@@ -166,13 +169,14 @@ class Steering:
 
         `named` and `budget` are what today's settings name. A budget named today replaces that of the state, and
         another share to keep is to be measured anew. Where a weight named today differs from the state's, all of
-        today's weights stay; but not where a budget moves them.
+        today's weights stay; but not where a budget has moved them. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
         today = {name: getattr(named, name, None) for name in WEIGHTS}
         unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
         self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
+        self.is_trained = bool(state.get("is_trained", True))
         if self.keep and state.get("kept") and state.get("keep", self.keep) == self.keep:
             gap, earnings = state.get("gap", 0.0), state.get("earns", (0.0,))
             self.hold_share(state["kept"], sampling_gap=gap, earnings_by_age=earnings)
@@ -181,8 +185,11 @@ class Steering:
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:
             self.kl_budget, self.log_prior_budget = state.get("kl_budget"), state.get("log_prior_budget")
-        if self.settings.budget is not None or unchanged:
+        has_moved = any(state.get(name) is not None for name in ("kl_budget", "log_prior_budget", "keep"))
+        if unchanged or (has_moved and self.settings.budget is not None):
             self.objective = replace(self.objective, **weights)
+        if unchanged and self.kl_budget is not None and state.get("kl_budget") is None:
+            self.objective = replace(self.objective, alpha=self.objective.omega)
         self._check_budget()
 
 

@@ -1,7 +1,7 @@
 """Write the report of a run in rsl_rl or Stable-Baselines3, from the data that `ResidualPPO` stores in a checkpoint."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from repolicy.readers.zips import open_zip, read_zip_entry
 from repolicy.report import charts, page
 from repolicy.report.learning_curves import CURVES, CURVES_NOTE, Curve, limit_curves
 from repolicy.report.pieces import by_action, distribution_section, prior_pairs, reward_table, reward_tiles
-from repolicy.report.verdict import basis, verdict
+from repolicy.report.verdict import Pair, basis, verdict
 
 HOST_CURVES = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))
 FORMS = "a checkpoint of rsl_rl (.pt), a folder with some, or a model of Stable-Baselines3 (.zip)"
@@ -32,6 +32,15 @@ def to_evaluation(episodes: Mapping[str, Any]) -> Evaluation:
     limits = {name: np.array(values, np.float64) for name, values in episodes.get("limits", {}).items()}
     log_policy, deterministic = np.zeros(len(basic)), not episodes["sampled"]
     return Evaluation("", "", deterministic, seed, basic, addon, None, lengths, log_policy, None, limits=limits)
+
+
+def host_verdict(pairs: Sequence[Pair], is_trained: bool) -> list[str]:
+    """Return the verdict of a run in a host, and whether its actor was trained. Hosts hold limits by sampled actions.
+
+    pairs: of the mean action, then of sampled actions.
+    """
+    waits = "the actor has only waited for the critic so far: more iterations than critic_warmup train it"
+    return verdict(pairs, limited=len(pairs)) + ([] if is_trained else [waits])
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -79,7 +88,7 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], list[
     pairs = prior_pairs(mean, sampled) if mean else []
     parts, sentences = list[str](), list[str]()
     if pairs:
-        sentences = verdict(pairs)
+        sentences = host_verdict(pairs, stored.get("is_trained", True))
         parts += [
             page.verdict(sentences, basis([after for _, after in pairs], has_same_starts=False)),
             page.words(),

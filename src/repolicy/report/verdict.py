@@ -20,13 +20,15 @@ REWARD_WORDS = {"total_reward": "in total", "basic_reward": "in the basic reward
 Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
 
 
-def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None) -> list[str]:
+def verdict(
+    pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None, limited: int = 1
+) -> list[str]:
     """Return the verdict as one to three sentences without their full stops.
 
     The first reports what was kept and gained, and whether the policy is better or worse in total. What was kept and
     gained is that of the first kind of action that has a significant difference in total. The second is about the
-    limits, and about `keep`, the share of the old return that the user asked to keep. The third is about the episodes
-    that ended early.
+    limits (of so many pairs as `limited` says), and about `keep`, the share of the old return that the user asked to
+    keep. The third is about the episodes that ended early.
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
@@ -42,16 +44,15 @@ def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | 
         compared.insert(0 if is_certain else 1, words)
     elif quantity == "addon_reward":
         compared.append("the environment tells no basic reward, so what it cost is unknown")
-    asked = _describe_limits(pairs[0][1])
+    asked = [_describe_limits(customized) for _, customized in pairs[:limited]]
     if keep is not None and "basic_reward" in changes[0]:
-        asked.append(_describe_kept_share(changes[0]["basic_reward"], keep))
-    if asked:
-        asked[0] = f"with {actions[0]} {asked[0]}"
+        asked[0].append(_describe_kept_share(changes[0]["basic_reward"], keep))
+    held = [f"with {action} {'; '.join(words)}" for action, words in zip(actions, asked, strict=False) if words]
     ended = []
     for (prior, customized), action in zip(pairs, actions, strict=True):
         if words := early_ends(customized, prior):
             ended.append(f"with {action} {words}" if len(pairs) > 1 else words)
-    return ["; ".join(parts) for parts in (compared, asked, ended) if parts]
+    return ["; ".join(parts) for parts in (compared, held, ended) if parts]
 
 
 def _describe_limits(evaluation: Evaluation) -> list[str]:

@@ -24,7 +24,7 @@ from repolicy.envs import (
 )
 from repolicy.envs.addon_names import requests_of
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective, task_reward
+from repolicy.objective import Objective, residual, task_reward
 from repolicy.objective_names import check_supported
 from repolicy.policies import Density, Normalizer, Policy, Prior, check_has_log_prob
 from repolicy.prepare.states import familiarity
@@ -67,12 +67,14 @@ def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment whose reward is that of the objective's task; the add-on's reward is read from info["addon_reward"].
 
-    The environment's own reward is stored in info["basic_reward"].
+    Without an objective the reward is the add-on's. The environment's own reward is stored in info["basic_reward"].
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
+    pays_addon = True
+
+    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective | None = None) -> None:
         super().__init__(env)
-        self.objective, self._name = objective, type(env.unwrapped).__name__
+        self.objective, self._name = objective or residual(), type(env.unwrapped).__name__
 
     def reset(self, **options: Any) -> Any:
         with ENV_CALL.calling(self._name):
@@ -148,6 +150,8 @@ def training_env(env: gymnasium.Env[Any, Any], objective: Objective, density: De
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment with the reward of add-ons in its info; an add-on is a function or a name, as for `customize`."""
+
+    pays_addon = False  # read by hosts: only a TaskReward around it makes this the reward
 
     def __init__(self, env: gymnasium.Env[Any, Any], *addons: str | Callable[..., Any]) -> None:
         super().__init__(env)
