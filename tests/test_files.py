@@ -48,7 +48,7 @@ def test_a_new_folder_that_another_process_uses_meanwhile_stays(
 
 
 BY_PARTS = {  # a folder of its own, or a text that grows
-    *("report/filming.py", "many/pool.py", "many/pool.py", "runs/folder.py: log"),
+    *("report/filming.py", "report/movie.py: render_films", "many/pool.py", "runs/folder.py: log"),
     "wishes/record.py: __init__",
     "files.py: write_bytes",
 }
