@@ -62,7 +62,16 @@ def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iter
     except (RepolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from None
         raise cls(f"{what}: {describe_error(error)}") from error
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return whether an exception is Ctrl-C or was raised from it, as the import of an extension raises ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 def describe_error(error: BaseException) -> str:

@@ -172,6 +172,18 @@ def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_ctrl_c_within_an_import_of_which_an_extension_makes_an_import_error_is_ctrl_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def import_error(_: object) -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr(Addons, "run", import_error)
+    assert refused(capsys, 130, "addons") == "repolicy: stopped\n"
+    Path("mine.py").write_text("raise ImportError('initialization failed') from KeyboardInterrupt()\n")
+    assert refused(capsys, 130, "bench", "mine.py:Maze") == "repolicy: stopped\n"
+
+
 def test_a_run_that_is_stopped_at_once_says_how_it_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

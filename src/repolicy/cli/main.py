@@ -21,7 +21,7 @@ from repolicy.cli.options import Command, Positional, complete, options, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
-from repolicy.errors import RepolicyError, UsageError, describe_error
+from repolicy.errors import RepolicyError, UsageError, describe_error, was_interrupted
 from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
 from repolicy.text import printable, suggest
 
@@ -211,7 +211,9 @@ def _execute(command: Any) -> dict[str, Any]:
             return dict(command.run())
     except SystemExit as error:
         raise RepolicyError(f"the command was ended by the code that it ran: {describe_error(error)}") from error
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not was_interrupted(error):
+            raise
         advice = "; the same command with --resume goes on" if hasattr(command, "resume") else command.STOP_ADVICE
         raise KeyboardInterrupt(advice) from None
 
