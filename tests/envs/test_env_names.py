@@ -43,7 +43,7 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
     [
         ("HalfChetah-v4", "auto", "no environment 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
         ("Hopper-v44", "gymnasium", "no environment 'Hopper-v44'; did you mean .*Hopper-v4"),
-        ("MyOwn-v8", "auto", r"no environment 'MyOwn-v8'.* \(or MODULE:MyOwn-v8, of the module .* registers it\)"),
+        ("MyOwn-v8", "auto", r"no environment 'MyOwn-v8'.* \(an id that a module of yours registers is MODULE:ID\)$"),
         ("HalfChetah-v4", "envpool", "EnvPool has no 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
         (tiny("Endles"), "auto", "has no 'Endles'; did you mean Endless"),
         (tiny("not_callable"), "auto", "is not something that can be called to make one"),

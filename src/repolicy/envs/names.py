@@ -209,7 +209,7 @@ def _constructor(name: str) -> Make:
         if plain.endswith(".py"):
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
         else:
-            hint += f" (or MODULE:{plain}, of the module of yours that registers it)"
+            hint += " (an id that a module of yours registers is MODULE:ID)"
         raise UsageError(f"there is no environment {plain!r}{hint}")
     if str(gymnasium.registry[plain].entry_point).startswith("gymnasium.envs.mujoco") and not find_spec("mujoco"):
         raise UsageError(f"environment {plain!r} needs MuJoCo, which is not installed: pip install 'repolicy[engine]'")
