@@ -26,11 +26,12 @@ from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, t
 
 
 class Callback(Protocol):
-    """An object that follows a run; any object with these methods.
+    """An object that follows a run; any object with these methods, or a subclass with those that it needs.
 
     `say` gets sentences for the user, the first ones before `begin`. `begin` gets the last finished iteration (0 in a
     new run) and the total number of iterations. `write` gets the metrics of each iteration
-    (docs/reading-a-report.md). `close` is called at the end, even if the run fails.
+    (docs/reading-a-report.md). `close` is called at the end, even if the run fails
+    after `begin`.
     """
 
     def begin(self, request: "Request", start: int, total: int) -> None: ...
