@@ -30,8 +30,7 @@ class Callback(Protocol):
 
     `say` gets sentences for the user, the first ones before `begin`. `begin` gets the last finished iteration (0 in a
     new run) and the total number of iterations. `write` gets the metrics of each iteration
-    (docs/reading-a-report.md). `close` is called at the end, even if the run fails
-    after `begin`.
+    (docs/reading-a-report.md). `close` is called at the end, even if the run fails after `begin`.
     """
 
     def begin(self, request: "Request", start: int, total: int) -> None: ...
