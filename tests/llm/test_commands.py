@@ -20,7 +20,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING
-from repolicy.llm.models import call_reward, load_tuned, new_tokens, with_intervals
+from repolicy.llm.models import MEASURES, call_reward, load_tuned, new_tokens, render_page, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
@@ -188,6 +188,13 @@ def test_an_interval_of_few_prompts_is_students(rows: list[list[float]], reach: 
     found = with_intervals({"addon": np.array(rows)})["addon"]
     assert found["high"] - found["mean"] == pytest.approx(reach, rel=1e-4)
     assert found["mean"] - found["low"] == pytest.approx(reach, rel=1e-4)
+
+
+def test_one_response_has_an_unknown_interval() -> None:
+    model = {"model": "mine"} | with_intervals({name: np.ones((1, 1)) for name in MEASURES})
+    page = render_page("", [model], [{"prompt": "Say it."}], [["it"]])
+    assert "1.00\nunknown" in page
+    assert "inf" not in page.partition("What each is worth")[2].partition("Side by side")[0]
 
 
 def test_a_reward_judges_each_response() -> None:

@@ -279,7 +279,7 @@ def require_same_weights(model: Any, reference: Any) -> None:
         same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
         if not same:
             difference = f"{name} differs from {reference.config._name_or_path}"
-            remedy = "save_pretrained it and load it from there, or give the prior (ref_model or peft_config)"
+            remedy = "save_pretrained it and load it from there, or give a peft_config (for DPO also: a ref_model)"
             raise UsageError(f"the model was changed after it was loaded ({difference}): {remedy}")
 
 

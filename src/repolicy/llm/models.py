@@ -333,14 +333,18 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _mean_and_interval(mean: float, low: float, high: float) -> str:
+    interval = f"{low:.2f} to {high:.2f}" if math.isfinite(high - low) else "unknown"
+    return f"{mean:.2f}\n{interval}"
+
+
 def render_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
     """Return an HTML page without external files: the measures, and the first responses side by side."""
     names = [model["model"] for model in models]
     cells = []
     for model in models:
         weights = [f"{model[key]:g}" if key in model else "" for key in ("omega", "alpha")]
-        intervals = ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**model[key]) for key in MEASURES]
-        cells.append([model["model"], *weights, *intervals])
+        cells.append([model["model"], *weights, *(_mean_and_interval(**model[key]) for key in MEASURES)])
     prompts = [row["prompt"] for row in rows[:20]]
     questions = [prompt if isinstance(prompt, str) else str(prompt[-1].get("content")) for prompt in prompts]
     text_cells = [[*texts] for texts in zip(questions, *samples, strict=False)]
