@@ -313,7 +313,7 @@ def test_what_envpool_alone_has_is_refused_before_any_trial_and_seen_by_the_part
     def wish(observations, actions, next_observations, info):
         return -np.abs(next_observations[:, 0])
 
-    with pytest.raises(UsageError, match=r"^CartpoleBalance-v1\?observe=position is EnvPool's alone.*: add --learned"):
+    with pytest.raises(UsageError, match=r"^CartpoleBalance-v1 is EnvPool's alone.*: add --learned"):
         plan(make_policy(PolicySpec(3, ActionSpace("continuous", (1,))), 0), wish, env="CartpoleBalance-v1")
 
 

@@ -83,6 +83,11 @@ class EnvName:
         """Whether it is made as a Gymnasium environment: by the user's code, or by an id that Gymnasium knows."""
         return bool(self.import_target) or self.plain in gymnasium.registry
 
+    def check_copyable(self, remedy: str = "") -> None:
+        """Raise where EnvPool alone has the environment; the message ends with `remedy`."""
+        if not self.is_in_gymnasium:
+            raise UsageError(f"{self.plain} is EnvPool's alone, whose environments cannot be copied{remedy}")
+
 
 def parse_env_name(name: str) -> EnvName:
     """Return the parts of a name; `HalfCheetah-v4?reset_noise_scale=0.2` has one option, of the constructor."""

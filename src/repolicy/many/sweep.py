@@ -211,7 +211,7 @@ def _train(
 
 def _point_command(omega: float, folder: SweepFolder, request: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, folder.path.resolve()),
+        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, SweepFolder(folder.path.resolve())),
         "--out", str(folder.run(omega).path.resolve()), "--resume", "--no-report",
     )  # fmt: skip
 

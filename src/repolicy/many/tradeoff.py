@@ -12,6 +12,7 @@ import numpy as np
 
 from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
 from repolicy.files import replace_nonfinite
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
@@ -220,7 +221,7 @@ class SweepResult:
     def longer(self, point: Point) -> str:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
-        arguments = point_arguments(self.request, point.omega, self.folder)
+        arguments = point_arguments(self.request, point.omega, SweepFolder(self.folder))
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
 
 
@@ -237,11 +238,11 @@ def evaluate_point(
     return mean, evaluate(policy, env, episodes, deterministic=False, **options)
 
 
-def point_arguments(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
+def point_arguments(request: dict[str, Any], omega: float, folder: SweepFolder) -> list[str]:
     """Return the arguments of the `repolicy` command that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     point = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
-    return [*command_words(point, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
+    return [*command_words(point, folder.prior), "--settings", str(folder.settings)]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:

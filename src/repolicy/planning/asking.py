@@ -107,8 +107,8 @@ def plan(
     search = search or Search()
     place = match_observation(place, policy.observation_size)
     check_fit(policy, probe_env(place), "the prior")
-    if not (learned or parse_env_name(place).is_in_gymnasium):
-        raise UsageError(f"{place} is EnvPool's alone, whose environments cannot be copied: add --learned")
+    if not learned:
+        parse_env_name(place).check_copyable(": add --learned")
 
     # Weights that are not named come from what a nat is worth, and from trials around it.
     runs_trials = omega is None and states is None and not value and not is_discrete

@@ -37,7 +37,7 @@ class Density:
     edge: Tensor  # [], the squared distance below which three quarters of the prior's states lie
     shift: Tensor  # [O], of the normalizer with which the density was fitted
     scale: Tensor  # [O], of this normalizer
-    bound: float = OBSERVATION_BOUND  # of this normalizer; not stored in files, whose readers have the normalizer
+    bound: float = OBSERVATION_BOUND  # of this normalizer; a file has it with the prior
 
     def familiarity(self, inputs: Tensor) -> Tensor:
         """Return 0 for normalized observations `[..., O]` inside the prior's range, else minus their cost in nats."""

@@ -1,7 +1,7 @@
 """The file of a policy: its weights, the prior that it was customized from, and a card that describes its training."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,7 +216,7 @@ def _read_density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | 
     if prior is None or "states.mean" not in tensors:
         return None
     try:
-        density = Density.from_tensors(tensors)
+        density = replace(Density.from_tensors(tensors), bound=prior.normalizer.bound)
         density.check_normalizer(prior.normalizer)
     except (UsageError, KeyError, ValueError) as error:
         raise FileError(f"{path} is no whole policy: {error}") from None

@@ -204,8 +204,7 @@ def check_copyable(env: str, addon: Addon) -> None:
     env_id = parsed.plain
     if addon.stateful_names:
         raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
-    if not parsed.is_in_gymnasium:
-        raise UsageError(f"{env_id} is EnvPool's alone, whose environments cannot be copied")
+    parsed.check_copyable()
     with closing(make_one_env(env)) as made, in_one_sentence(f"{env_id} cannot be copied", UsageError):
         check_copies(made, env_id)
 

@@ -9,6 +9,7 @@ from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.files import check_shape, read_json, write_json
 from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, exact_text, meaning
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.many.tradeoff import SweepResult
 from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
@@ -27,7 +28,7 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
 
     Raises UsageError if the sweep has another environment or add-on.
     """
-    path = sweep / "sweep.json"
+    path = SweepFolder(sweep).content
     content = read_json(path)
     action = "mean_action" if parse_env_name(env).is_judged_by_mean else "sampled_action"
     point_shape = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
