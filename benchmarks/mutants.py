@@ -200,6 +200,8 @@ ROOMS = [
     Mutant("envs/rollout.py", "np.arange(first + 1, first + count + 1)", "np.arange(1, count + 1)", "tests/envs/test_rollout.py", "each rank cuts at the same times"),
     Mutant("envs/rollout.py", "np.stack([step.final for step in steps])", "np.stack([step.observations for step in steps])", "tests/envs/test_rollout.py", "add-ons see the next episode's start"),
     Mutant("prepare/imitation.py", "choices = data.actions - first", "choices = data.actions - 0 * first", "tests/prepare/test_imitation.py", "recorded choices count from 0 everywhere"),
+    Mutant("policies/file.py", "bound=prior.normalizer.bound", "bound=10.0", "tests/prepare/test_states.py", "a density that is read clips where its prior does not"),
+    Mutant("priors/decoders.py", "return min((output.name for output in file.reader_input.graph.output), key=action_sort_key)", "return file.reader_input.graph.output[0].name", "tests/priors/test_decoders.py", "a decoder's first output taken for its actions"),
     Mutant("prepare/flows.py", "targets[rows] - noise)", "targets[rows])", "tests/prepare/test_flows.py", "velocity does not leave the noise"),
     Mutant("prepare/flows.py", "step / EULER_STEPS", "1.0 - step / EULER_STEPS", "tests/prepare/test_flows.py", "time of the flow runs backwards"),
     Mutant("prepare/flows.py", ", last[:, None])", ", count + 0 * last[:, None] - 1)", "tests/prepare/test_flows.py", "a chunk goes beyond its episode"),

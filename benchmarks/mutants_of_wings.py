@@ -31,6 +31,7 @@ WINGS = [
     Mutant("hosts/rsl_rl_dial.py", "(dones > 0).unsqueeze(-1), self._next_places[step], self.places", "(dones > 1).unsqueeze(-1), self._next_places[step], self.places", HOST_DIAL, "an episode stands where the one before stood"),
     Mutant("hosts/rsl_rl_dial.py", "self.method.reward(self.rollout(obs), **task.weights)", "self.method.reward(self.rollout(obs))", HOST_DIAL, "every place pays by the same weights"),
     Mutant("hosts/rsl_rl_dial.py", "torch.where(self._timed_out.unsqueeze(-1), st.values, next_values)", "next_values", HOST_DIAL, "a time limit is followed by the next episode"),
+    Mutant("planning/simulators.py", "parts = stack_observations(self._observed, [observation])", "parts = observation", "tests/planning", "a copy's parts of a Dict in the environment's order"),
     Mutant("planning/learned_model.py", "after = states + predicted", "after = predicted", LEARNED, "a change of the observation for the observation"),
     Mutant("planning/learned_model.py", "left <= (1.0 - EXPLAINED)", "left <= 100.0", LEARNED, "an entry of info that the model cannot tell"),
     Mutant("hosts/sb3_policies.py", "proba_distribution(found.mean, found.log_std)", "proba_distribution(found.mean, found.log_std.exp())", SQUASHED, "a std for its logarithm"),

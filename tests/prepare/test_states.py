@@ -188,7 +188,8 @@ def test_states_need_a_prior(tmp_path: Path) -> None:
 def test_a_prior_that_does_not_clip_sees_its_states_as_in_the_fit(tmp_path: Path) -> None:
     prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,)), hidden=(4,), observation_bound=None))
     found = fit_prior_density(prior, Request(tiny("Endless"), Objective("basic"), Settings(steps=100)), SingleRank())
-    for each in (found, found.to("cpu")):
+    save_policy(tmp_path / "policy", prior, {}, prior, found)
+    for each in (found, found.to("cpu"), read_policy(tmp_path / "policy").density):
         assert torch.equal(each.normalized(torch.tensor([[50.0]])), torch.tensor([[50.0]]))
 
 
