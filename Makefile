@@ -36,8 +36,9 @@ fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang,
 	$(BIN)/python -m benchmarks.fuzz
 
 paper: .venv/full  ## the paper's tables, measured again: days; stop it at any time, and go on
-	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2
-	$(BIN)/python -m experiments.paper report
+	nice -n 19 $(BIN)/python -m experiments.paper --jobs 2
+	$(BIN)/python -m experiments.paper --picture docs/images/paper.png
+	$(BIN)/python -m experiments.tables
 
 stale: .venv/base  ## which rows of results/ were measured with code that has changed since
 	$(BIN)/python -m experiments.stale

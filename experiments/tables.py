@@ -34,7 +34,9 @@ from experiments.campaign import finished_rows
 from experiments.ledger import Ledger, Row, group_by
 from experiments.llm.__main__ import PROGRAMS
 from experiments.pages import Tables, blank_repeats, markdown_table, mean_and_each, update_page
+from experiments.paper.results import Results
 from experiments.paper.runs import TASKS as PAPERS
+from experiments.paper.tables import page_tables
 from experiments.readers import table as reader_table
 from experiments.statistics import smooth_curve
 
@@ -265,7 +267,7 @@ def read_llm_table(name: str, index: int | None = None) -> Callable[[], str]:
     return read
 
 
-TABLES: Tables = {
+TABLES: Tables = page_tables(Results(read_ledger("paper.jsonl"))) | {
     "learning": lambda: learning.table(read_ledger("learning.jsonl")),
     "speed": speed,
     "peers": peers,

@@ -14,10 +14,8 @@ from experiments import campaign
 from experiments.ledger import Ledger
 from experiments.pages import update_page
 from experiments.paper import __main__ as paper
-from experiments.paper import report
-from experiments.paper.report import page_tables, read_results
+from experiments.paper import curves
 from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
-from experiments.statistics import bootstrap_interval
 from experiments.tables import TABLES
 from repolicy import load_policy
 from repolicy.files import file_sum
@@ -65,7 +63,7 @@ def test_tests_that_pages_name_are_there(page: Path) -> None:
 def commands(page: str) -> list[str]:
     """The command lines of a page that call an experiment, without what is said beside them."""
     lines = (line.partition("#")[0].strip() for line in (DOCS / page).read_text().splitlines())
-    return [line for line in lines if line.startswith("python -m experiments.")]
+    return [line for line in lines if line.startswith("python -m experiments.paper")]
 
 
 @pytest.fixture(scope="module")
@@ -85,28 +83,20 @@ def test_the_commands_of_the_paper_page_run(
     line: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every run in the ledger already, so that there is nothing to train."""
-    page = tmp_path / "results-paper.md"
-    page.write_text(text := (DOCS / "results-paper.md").read_text())
-    places = ["--ledger", str(ledger.path), "--page", str(page)]
-    places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
-    monkeypatch.setitem(bootstrap_interval.__kwdefaults__, "resamples", 20)  # what it finds has tests of its own
-    monkeypatch.setattr(report, "RESAMPLES", 20)
+    places = ["--ledger", str(ledger.path), "--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
+    places += ["--picture", str(tmp_path / "paper.png")] if "--picture" in line else []
+    monkeypatch.setattr(curves, "RESAMPLES", 20)
     monkeypatch.setattr(campaign, "run_jobs", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())
     monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])
     paper.main()
     assert len(ledger.rows()) == before
-    assert (page.read_text() != text) == ("report" in line)
-    assert ("| Ant | Prior | one policy |" in page.read_text()) or "report" not in line
+    assert (tmp_path / "paper.png").exists() == ("--picture" in line)
 
 
 def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
     assert not [page.name for page in pages if update_page(page, TABLES, check=True)]
-    measured = DOCS.parent / "results" / "paper.jsonl"
-    assert not update_page(DOCS / "results-paper.md", page_tables(read_results(measured, 5)), check=True), (
-        "python -m experiments.paper report"
-    )
 
 
 def test_each_promise_names_a_test_that_exists() -> None:

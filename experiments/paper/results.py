@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.ledger import Row, group_by, key_without_seed
-from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
+from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, SEEDS, TASKS, plan_runs
 
 SETTINGS: tuple[str, ...] = (
     "envs", "n_steps", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "gae_lambda", "clip", "hidden",
@@ -49,15 +49,15 @@ class Scores:
 
 @dataclass(frozen=True)
 class Results:
-    """The rows that the campaign has so far."""
+    """The rows of the campaign's finished runs."""
 
     rows: dict[str, Row]  # key -> row
-    seeds: int
+    seeds: int = SEEDS
 
     def of(self, task: str, variant: str) -> list[Row]:
-        """Return the rows of a variant's seeds that succeeded."""
-        rows = [self.rows.get(f"{task}/{variant}/{seed}") for seed in range(self.seeds)]
-        return [row for row in rows if row is not None and "error" not in row]
+        """Return the rows of a variant's seeds."""
+        keys = (f"{task}/{variant}/{seed}" for seed in range(self.seeds))
+        return [self.rows[key] for key in keys if key in self.rows]
 
     def scores(self, task: str, variant: str, part: str, which: str = "last", action: str = "mean") -> Scores | None:
         """Return the scores of a variant's `which` policies (last or best), or None if it has no run."""
@@ -70,17 +70,12 @@ class Results:
 
     @property
     def missing(self) -> dict[str, list[int]]:
-        """Return by `task/variant` the seeds that are not in the ledger, or failed."""
+        """Return by `task/variant` the seeds that are not in the ledger."""
         missing: dict[str, list[int]] = {}
         for plan in plan_runs((), self.seeds):
-            if "error" in self.rows.get(plan.key, {"error": ""}):
+            if plan.key not in self.rows:
                 missing.setdefault(f"{plan.task}/{plan.variant}", []).append(plan.seed)
         return missing
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """Return the errors of failed runs by key."""
-        return {key: row["error"] for key, row in self.rows.items() if row.get("error")}
 
     def table(self, variants: Sequence[str]) -> list[Row]:
         """Return all rows of the variants of one table."""

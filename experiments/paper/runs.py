@@ -13,7 +13,7 @@ from repolicy.runs.request import command_option
 from repolicy.runs.settings import Settings
 from repolicy.text import suggest
 
-STEPS = "5e6"
+STEPS, SEEDS = "5e6", 5
 PINNED_SETTINGS = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule",
                    "target_kl", "gamma", "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
 
@@ -158,7 +158,7 @@ def fixed_settings(env: str) -> Settings:
     return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)
 
 
-def plan_runs(only: tuple[str, ...] = (), seeds: int = 5) -> list[PlannedRun]:
+def plan_runs(only: tuple[str, ...] = (), seeds: int = SEEDS) -> list[PlannedRun]:
     """Return all runs in the order of work.
 
     Environments follow each other, fast ones first, so that whole tables are done early. In each, all seeds of `soft`

@@ -1,17 +1,16 @@
-"""The tables of `docs/results-paper.md` as headings and rows of text, with our numbers beside the paper's."""
+"""The tables of `docs/results-paper.md`, with our numbers beside the paper's."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from experiments.pages import blank_repeats
+from experiments.pages import Tables, blank_repeats, markdown_table
 from experiments.paper import printed
-from experiments.paper.claims import Finding, Verdict
+from experiments.paper.claims import Finding, Verdict, examine_all
 from experiments.paper.results import SETTINGS, Results, Scores, describe_differences, shown_settings, total_cost
 from experiments.paper.runs import ALL_VARIANTS, EXTRA_VARIANTS, OWN_TASKS, TASKS, VARIANTS
 from experiments.statistics import bootstrap_interval, iqm
 
-Rows = tuple[list[str], list[list[str]]]
 NAMES = {
     "no_entropy": "No-Entropy",
     "end_entropy": "End-Entropy",
@@ -37,7 +36,23 @@ TABLE_TITLES = {"table1": "Table 1", "table2": "Table 2", "table5": "Table 5"}
 TABLE_TITLES |= {"recommended": "what we recommend", "sensitivity": "other weights", "joints": "the joints"}
 
 
-def summary(results: Results, findings: Sequence[Finding]) -> Rows:
+def page_tables(results: Results) -> Tables:
+    """Return the functions that write the tables of `docs/results-paper.md`, by the tables' names there."""
+    findings = examine_all(results)
+    return {
+        "paper_summary": lambda: summary(results, findings),
+        "paper_missing": lambda: missing(results),
+        "paper_claims": lambda: claims(findings),
+        "paper_table1": lambda: learning(results),
+        "paper_table2": lambda: customizing(results),
+        "paper_ways": lambda: best_policies(results),
+        "paper_beyond": lambda: extra_variants(results),
+        "paper_expense": lambda: expense(results),
+        "paper_settings": lambda: settings(results),
+    }
+
+
+def summary(results: Results, findings: Sequence[Finding]) -> str:
     """Return one line per environment: the paper's methods, the other variants, and the number of claims that hold."""
     headings = ["environment", "Soft, basic: paper", "ours", "Residual, total: paper", "ours"]
     headings += ["other variants with more than in the paper", *(f"claims: {name}" for name in VERDICTS)]
@@ -53,7 +68,7 @@ def summary(results: Results, findings: Sequence[Finding]) -> Rows:
         verdicts: Counter[str] = Counter(finding.verdict for finding in findings if finding.task == task)
         row += [f"{more} of {len(means)}" if means else NOT_MEASURED]
         rows.append([*row, *(str(verdicts[name]) for name in VERDICTS)])
-    return headings, rows
+    return markdown_table(headings, rows)
 
 
 def main_return(variant: str) -> tuple[str, str]:
@@ -67,7 +82,7 @@ def main_scores(results: Results, task: str, variant: str) -> Scores | None:
     return results.scores(task, variant, main_return(variant)[0])
 
 
-def learning(results: Results) -> Rows:
+def learning(results: Results) -> str:
     """Return Tables 1 and 5: the basic return."""
     headings = ["environment", "variant", "seeds", "average: paper", "ours", "interquartile mean"]
     headings += ["best seed: paper", "ours", "ours, sampled actions"]
@@ -80,10 +95,10 @@ def learning(results: Results) -> Rows:
                 format_mean_std(printed.AVERAGE[task][variant]), format_pooled(last), format_iqm(last),
                 format_mean_std(printed.BEST[task][variant]), format_best(last), format_pooled(sampled),
             ])  # fmt: skip
-    return headings, blank_repeats(rows)
+    return markdown_table(headings, blank_repeats(rows))
 
 
-def customizing(results: Results) -> Rows:
+def customizing(results: Results) -> str:
     """Return Table 2: the total with its interval, and its parts."""
     headings = ["environment", "policy", "seeds", "total: paper", "ours", "interquartile mean", "sampled actions"]
     headings += ["basic: paper", "ours", "metric: paper", "ours", "add-on: paper", "ours"]
@@ -99,10 +114,10 @@ def customizing(results: Results) -> Rows:
             for part in ("basic_reward", "metric", "addon_reward"):
                 row += [format_mean_std(paper[part]), format_pooled(scores[part])]
             rows.append(row)
-    return headings, blank_repeats(rows)
+    return markdown_table(headings, blank_repeats(rows))
 
 
-def best_policies(results: Results) -> Rows:
+def best_policies(results: Results) -> str:
     """Return the best policies of the runs, by the return that they were trained to raise."""
     headings, rows = ["environment", "variant", "return", "best policy, mean action", "sampled actions"], []
     for task in TASKS:
@@ -112,10 +127,10 @@ def best_policies(results: Results) -> Rows:
             cells = [*map(format_pooled, scores)]
             if cells[0] != NOT_MEASURED:
                 rows.append([ENVIRONMENTS[task], NAMES[variant], label, *cells])
-    return headings, blank_repeats(rows)
+    return markdown_table(headings, blank_repeats(rows))
 
 
-def claims(findings: Sequence[Finding]) -> Rows:
+def claims(findings: Sequence[Finding]) -> str:
     """Return one line per claim and environment."""
     headings = ["the paper says", "environment", "here", "p", "by the best policies", "by sampled actions"]
     headings += ["difference", "95 % interval", "the paper's difference"]
@@ -128,10 +143,10 @@ def claims(findings: Sequence[Finding]) -> Rows:
         p = NOT_MEASURED if found.p is None else f"{found.p:.3f}"
         row = [found.claim.text, ENVIRONMENTS[found.task], found.verdict, p, *found.others, difference, interval]
         rows.append([*row, format_number(found.printed) + ("" if found.holds_in_print else " (no)")])
-    return headings, blank_repeats(rows)
+    return markdown_table(headings, blank_repeats(rows))
 
 
-def extra_variants(results: Results) -> Rows:
+def extra_variants(results: Results) -> str:
     """Return the variants and environments of the ledger that the paper does not have."""
     headings, rows = ["environment", "what", "seeds", "total", "basic", "metric", "total, sampled actions"], []
     for task, entry in (TASKS | OWN_TASKS).items():
@@ -142,10 +157,10 @@ def extra_variants(results: Results) -> Rows:
                 name = NAMES.get(variant, variant.replace("_", " "))
                 count = "one policy" if scores[0].one_policy else str(len(scores[0].means))
                 rows.append([entry.env, name, count, *map(format_pooled, [*scores, sampled])])
-    return headings, blank_repeats(rows)
+    return markdown_table(headings, blank_repeats(rows))
 
 
-def expense(results: Results) -> Rows:
+def expense(results: Results) -> str:
     """Return the core-hours of the runs and their speed, with one core per run."""
     headings = ["environment", "runs", "steps", "core-hours by the clock", "core-hours of computing"]
     headings += ["steps a second by the clock", "of computing"]
@@ -157,16 +172,16 @@ def expense(results: Results) -> Rows:
             speeds = [f"{steps * 1e6 / hours / 3600:,.0f}" if hours else NOT_MEASURED for hours in (clock, computing)]
             row = [ENVIRONMENTS.get(task, task), str(len(runs)), f"{steps:,.0f}M", f"{clock:.1f}", f"{computing:.1f}"]
             rows.append([*row, *speeds])
-    return headings, rows
+    return markdown_table(headings, rows)
 
 
-def settings(results: Results) -> Rows:
+def settings(results: Results) -> str:
     """Return Soft's settings, one line per environment. Other variants have equal ones, or `missing` reports it."""
     rows = []
     for task, entry in TASKS.items():
         for row in results.of(task, "soft")[:1]:
             rows.append([ENVIRONMENTS[task], entry.env, *map(format_setting, shown_settings(row).values())])
-    return ["environment", "id", *(name.replace("_", " ") for name in SETTINGS)], rows
+    return markdown_table(["environment", "id", *(name.replace("_", " ") for name in SETTINGS)], rows)
 
 
 def missing(results: Results) -> str:
@@ -176,17 +191,9 @@ def missing(results: Results) -> str:
     total = count + sum(len(results.of(task, variant)) for task in TASKS for variant in VARIANTS)
     sentences = [f"{total - count} of {total} runs are in the ledger."]
     for task in TASKS:
-        parts = []
-        for variant in NAMES:
-            seeds = absent.get(f"{task}/{variant}", [])
-            if seeds:
-                some = f" (seeds {', '.join(map(str, seeds))})" if len(seeds) < results.seeds else ""
-                parts.append(NAMES[variant] + some)
-        if len(parts) == len(NAMES) and not any("(" in part for part in parts):
-            parts = ["everything"]
-        if parts:
-            sentences.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
-    sentences += [f"{key} failed: {error}." for key, error in results.failed.items()]
+        lacking = {name: absent[f"{task}/{name}"] for name in NAMES if f"{task}/{name}" in absent}
+        parts = [f"{NAMES[name]} (seeds {', '.join(map(str, seeds))})" for name, seeds in lacking.items()]
+        sentences += [f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}."] if parts else []
     for table, title in TABLE_TITLES.items():
         extra = [name for name, variant in EXTRA_VARIANTS.items() if variant.table == table]
         variants = TABLE_VARIANTS.get(table, extra)

@@ -1,19 +1,14 @@
-"""Write the tables and the picture of `docs/results-paper.md` from the ledger."""
+"""Draw the picture of `docs/results-paper.md`: the learning curves of the rows in the ledger."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from experiments.ledger import Ledger, Row
-from experiments.pages import Tables, markdown_table, update_page
+from experiments.ledger import Row
 from experiments.paper import tables
-from experiments.paper.claims import examine_all
 from experiments.paper.results import Results
-from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 from experiments.statistics import bootstrap_interval, iqm
-from repolicy.errors import UsageError
-from repolicy.files import read_bytes
 
 COLORS = {  # the paper's own methods are green
     "No-Entropy": "#64748b",
@@ -31,39 +26,26 @@ RESAMPLES = 500
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, interquartile mean, low, high
 
 
-def read_results(path: Path, seeds: int) -> Results:
-    """Return the rows of the campaign's runs; other rows of the ledger are ignored."""
-    keys = {plan.key for plan in plan_runs((*TASKS, *OWN_TASKS, *ALL_VARIANTS), seeds)}
-    rows = {key: row for key, row in Ledger(path).by_key().items() if key in keys}
-    if not rows:
-        raise UsageError(f"{path} has none of these runs: python -m experiments.paper run")
-    return Results(rows, seeds)
+def draw(rows: dict[str, Row], path: Path) -> None:
+    """Draw all charts in one file, with a row per environment."""
+    import matplotlib.pyplot as plt
 
-
-def page_tables(results: Results) -> Tables:
-    """Return the functions that write the tables of `docs/results-paper.md`, by the tables' names there."""
-    findings = examine_all(results)
-    return {
-        "paper_summary": lambda: markdown_table(*tables.summary(results, findings)),
-        "paper_missing": lambda: tables.missing(results),
-        "paper_claims": lambda: markdown_table(*tables.claims(findings)),
-        "paper_table1": lambda: markdown_table(*tables.learning(results)),
-        "paper_table2": lambda: markdown_table(*tables.customizing(results)),
-        "paper_ways": lambda: markdown_table(*tables.best_policies(results)),
-        "paper_beyond": lambda: markdown_table(*tables.extra_variants(results)),
-        "paper_expense": lambda: markdown_table(*tables.expense(results)),
-        "paper_settings": lambda: markdown_table(*tables.settings(results)),
-    }
-
-
-def write_page(results: Results, page: Path) -> None:
-    """Write the tables of the page, and its picture."""
-    if "<!-- table: paper_" not in read_bytes(page).decode(errors="replace"):
-        raise UsageError(
-            f"{page} has no place for these tables: copy the lines <!-- table: … --> of docs/results-paper.md"
-        )
-    update_page(page, page_tables(results))
-    draw_curves(learning_curves(results), page.with_name("images") / "paper.png")
+    charts = learning_curves(Results(rows))
+    count = (len(charts) + 1) // 2
+    figure, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
+    for panel, (title, curves) in zip(grid.flat, charts.items(), strict=False):
+        low, top = y_limits(curves)
+        margin = 0.04 * (top - low) or 1.0
+        for name, (steps, middle, lowest, highest) in curves.items():
+            panel.plot(steps / 1e6, middle, color=COLORS[name], lw=1.4, label=name)
+            panel.fill_between(steps / 1e6, lowest, highest, color=COLORS[name], alpha=0.15, lw=0)
+        panel.set(title=title, xlabel="million steps", ylim=(low - margin, top + margin))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, fontsize=8)
+    for panel in grid.flat[len(charts) :]:
+        panel.set_axis_off()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
 
 
 def learning_curves(results: Results) -> dict[str, dict[str, Curve]]:
@@ -85,30 +67,6 @@ def y_limits(curves: Mapping[str, Curve]) -> list[float]:
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
     low, top = float(ys.min()), float(ys.max())
     return [max(low, -top) if top > 0 else low, top]
-
-
-def draw_curves(charts: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
-    """Draw all charts in one file, with a row per environment."""
-    import matplotlib.pyplot as plt
-
-    if not charts:
-        return
-    count = (len(charts) + 1) // 2
-    figure, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
-    for panel, (title, curves) in zip(grid.flat, charts.items(), strict=False):
-        low, top = y_limits(curves)
-        margin = 0.04 * (top - low) or 1.0
-        for name, (steps, middle, lowest, highest) in curves.items():
-            panel.plot(steps / 1e6, middle, color=COLORS[name], lw=1.4, label=name)
-            panel.fill_between(steps / 1e6, lowest, highest, color=COLORS[name], alpha=0.15, lw=0)
-        panel.set(title=title, xlabel="million steps", ylim=(low - margin, top + margin))
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, fontsize=8)
-    for panel in grid.flat[len(charts) :]:
-        panel.set_axis_off()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
 
 
 def learning_curve(results: Results, task: str, variant: str, total: bool) -> Curve | None:
