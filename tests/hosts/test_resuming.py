@@ -138,11 +138,8 @@ def test_what_is_usual_in_a_training_is_no_cause(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("setting", "bonus"),
-    [
-        ("entropy_coef: 0.01", 0.01), ('"entropy_coef": 1e-05,', 1e-05), ("entropy_coef: .01", 0.01),
-        ("entropy_coef: ${exploration}", None), ("entropy_coef: null", None),
-    ],
-)  # fmt: skip
+    [("entropy_coef: 0.01", 0.01), ("entropy_coef: 1e-05", 1e-05), ("entropy_coef: null", None)],
+)
 def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path, setting: str, bonus: float | None) -> None:
     path = saved(tmp_path / "model_2.pt")
     (tmp_path / "params").mkdir()

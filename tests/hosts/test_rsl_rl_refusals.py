@@ -154,11 +154,3 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, 
     monkeypatch.setitem(sys.modules, host, None)
     with pytest.raises(UsageError, match=rf"not installed: pip install 'repolicy\[{extra}\]'"):
         __import__(f"repolicy.hosts.{module}")
-
-
-@pytest.mark.parametrize(("network", "what"), [("gru", "has a memory"), ("cnn", "looks at images")])
-def test_a_network_that_a_policy_actor_cannot_copy_is_one_sentence(tmp_path: Path, network: str, what: str) -> None:
-    algorithm = residual(str(checkpoint(tmp_path, network)))
-    how = settings(network, algorithm) | {"actor": {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}}
-    with pytest.raises(UsageError, match=f"the policy {what}.*; instead of PolicyActor, give the actor the settings"):
-        OnPolicyRunner(Drift(images=network == "cnn"), how, None, "cpu")

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -329,13 +328,6 @@ def test_what_cannot_be_seen_is_refused(tmp_path: Path, env: str, observe: str, 
 def test_a_part_that_does_not_fit_the_prior_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"takes observations of 2 numbers, but .* gives 3 \(hidden 3, seen 2; "):
         customize(prior(tmp_path), WISH, residual(1, 1), tmp_path / "run", FEW, observe="hidden", env=PLAIN)
-
-
-def test_residual_q_learning_takes_no_parts() -> None:
-    customizing = pytest.importorskip("repolicy.rql.customizing")
-    request = SimpleNamespace(env="CartPole-v1?observe_critic=more", addons=())
-    with pytest.raises(UsageError, match="names parts of a Dict, which Residual Q-learning does not take"):
-        customizing._make_env(request)
 
 
 # With a dial ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from repolicy.prepare.states import (
     SKIPPED_STEPS,
     check_enough,
 )
-from repolicy.prepare.weights import Shape, WeightFinder, Weights, weights_from_card
+from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.differences import mean_and_std
 from repolicy.report.host_page import host_verdict, to_evaluation
@@ -221,8 +221,7 @@ class PriorEpisodes:
         while self._needs_states():
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()
-        with errors_in_setting_names():
-            check_enough(len(states), float(_concatenate(self.sampled, "lengths").mean()))
+        check_enough(len(states), float(_concatenate(self.sampled, "lengths").mean()))
         return density_of_states(states)
 
     def _needs_states(self) -> bool:
@@ -252,8 +251,7 @@ def density_of_states(states: Tensor) -> Density:
     """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time."""
     normalizer = Normalizer(states.shape[-1]).to(states.device)
     normalizer.update(moment_sums(states))
-    with errors_in_setting_names():
-        return fit_density(normalizer(states), normalizer)
+    return fit_density(normalizer(states), normalizer)
 
 
 def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
@@ -326,11 +324,6 @@ class HostWeightFinder(WeightFinder):
             raise UsageError(f"{untold}, {unmeasured}, or beside kl_budget alpha alone")
         return self.prior_episodes
 
-    def weights(self, option: str) -> tuple[Weights | None, float, str]:
-        if weights_from_card(self.card, self.prior.observation_size) is None:
-            self.require_episodes()  # before a measurement is announced
-        return super().weights(option)
-
     def measure_worths(self) -> Worths:
         return self.require_episodes().worths()
 
@@ -351,13 +344,13 @@ def set_weights(
     """
     if steering.objective.is_set:
         return steering
-    with errors_in_setting_names():
-        found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, say, episodes))
+    found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, say, episodes))
     for note in found.notes:
         say(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
 
 
+@errors_in_setting_names()
 def measure_unset(method: Method, envs: HostEnvs) -> None:
     """Set all weights that are not named, print each choice, and learn the prior's states where they have a price."""
     episodes = PriorEpisodes(envs, method.prior)

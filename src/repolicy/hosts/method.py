@@ -70,13 +70,6 @@ class RolloutRewards(NamedTuple):
     action_width: float  # infinite where the prior's entropy is unknown
 
 
-class ReturnStats(NamedTuple):
-    """Statistics of a rollout's returns."""
-
-    moments: Tensor  # `moment_sums` of the critic's errors and of the returns, `[3, 2]`
-    explained_variance: float | None  # None where it is to be computed from the moments
-
-
 class Method:
     """What a host calls in every iteration, in this order: `reward`, `credit`, `iteration_metrics`, `policy_update`."""
 
@@ -85,7 +78,10 @@ class Method:
     update_kl: float  # the mean KL by `update_kl_sums`; set by `iteration_metrics`
     spending: tuple[dict[str, float], int]  # means of `BUDGET_METRICS`, and the number of steps
     rollout_rewards: RolloutRewards  # set by `reward`
-    return_stats: ReturnStats  # set by `credit`
+    # Set by `credit`: `moment_sums` of the critic's errors and of the returns, `[3, 2]`, and what the critic explains
+    # of the returns' variance, None where that is to be computed from the moments.
+    return_moments: Tensor
+    explained_variance: float | None
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
         """Take a `HostPrior`, or None for no prior. `add_up` sums a tensor over all GPUs, in place."""
@@ -172,8 +168,8 @@ class Method:
 
     def credit(self, returns: Tensor, values: Tensor, explained_variance: float | None = None) -> None:
         """Take in a rollout's returns, and normalize returns and values in place: `[T, N]`, or `[T, N, H]`."""
-        moments = self.add_up(moment_sums(torch.stack([returns - values, returns], -1)))
-        self.return_stats = ReturnStats(moments, explained_variance)
+        self.return_moments = moments = self.add_up(moment_sums(torch.stack([returns - values, returns], -1)))
+        self.explained_variance = explained_variance
         if not self.changes_rewards:
             return
         outputs = self.scale.apply(values)
@@ -185,10 +181,10 @@ class Method:
     def iteration_metrics(self) -> dict[str, float]:
         """Return the iteration's metrics, and add them to the curves. Raises where a mean is not finite."""
         steering, objective = self.steering, self.steering.objective
-        rewards, stats = self.rollout_rewards, self.return_stats
+        rewards = self.rollout_rewards
         kl_sums = torch.zeros(2) if self.update_kl_sums is None else self.update_kl_sums
         totals, limit_sums, moments, (return_scale,), (kl, states) = to_numbers(  # the one wait for the device
-            rewards.sums, rewards.limit_sums, stats.moments, self.scale.std.mean(), kl_sums
+            rewards.sums, rewards.limit_sums, self.return_moments, self.scale.std.mean(), kl_sums
         )
         self.update_kl = kl / max(states, 1.0)
 
@@ -201,10 +197,10 @@ class Method:
         )
         self.spending = {name: means[name] for name in BUDGET_METRICS}, int(steps)
 
-        if stats.explained_variance is None:
-            steering.explained_variance = _explained_variance(np.reshape(moments, (3, 2)) / steps)
-        else:
-            steering.explained_variance = stats.explained_variance
+        explained = self.explained_variance
+        if explained is None:
+            explained = _explained_variance(np.reshape(moments, (3, 2)) / steps)
+        steering.explained_variance = explained
         metrics = {f"reward_{name}": means[name] for name in REWARD_PARTS if name != "states" or objective.states}
         ranges = {dial.name for dial in objective.dials}
         metrics |= {name: getattr(objective, name) for name in DIALED if name not in ranges}

@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.measuring import Sizes, density_of_states, set_weights
 from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
-from repolicy.hosts.steering import Steering, with_setting_names
+from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS
@@ -26,6 +26,7 @@ from repolicy.priors import MeanPrior, OpenedPolicy
 
 
 @with_torch_defaults()
+@errors_in_setting_names()
 def prior_reward(
     prior: str | Path | Mapping[str, Any] | Prior,
     omega: float | None = None,
@@ -110,9 +111,6 @@ class PriorReward:
         if any(map(_is_traced, (*parts, actions))) and not self._is_compilable:
             what = "inside jax.jit or vmap the prior must be a function in JAX, without kl_budget and states"
             raise UsageError(f"{what}: call this outside, on arrays, or leave them out")
-        if len({isinstance(part, Tensor) for part in parts}) > 1:
-            what = "of observations, rewards and log-probabilities"
-            raise UsageError(f"{what} some are tensors and some arrays: give all as one of the two")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
         if objective.reads_prior:
             log_prior = _detached(self._score(observations, actions))
@@ -177,8 +175,6 @@ def _detached(part: Any) -> Any:
 
 def _check_same_shape(what: str, part: Any, rewards: Any) -> None:
     """Raise where shapes differ, because [N, 1] and [N] would be broadcast to [N, N] without an error."""
-    if not (hasattr(part, "shape") and hasattr(rewards, "shape")):
-        raise UsageError(f"{what} or rewards are no tensor and no array")
     if tuple(part.shape) != tuple(rewards.shape):
         shapes = f"{what} have the shape {tuple(part.shape)} and rewards {tuple(rewards.shape)}"
         raise UsageError(f"{shapes}; both must be one number a step and environment")

@@ -1,7 +1,7 @@
 """Find usual causes why a resumed training in rsl_rl or Stable-Baselines3 broke, from its checkpoints alone."""
 
 import json
-import re
+import math
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.policies import SavedPolicy, origin_notes
+from repolicy.readers.context import agent_settings, parse_numbers
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
 from repolicy.readers.recognize import PolicyFile
@@ -20,8 +21,6 @@ MAX_CHANGE = 2.0  # factor by which a learning rate or a std may change in a few
 COLLAPSED_STD = 0.01  # a smaller std hardly explores
 MAX_SHIFT = 0.25  # of a std, by which the mean of an observation may move; it moves more where statistics are reset
 MAX_LOG_PROB_ERROR = 0.05  # mean in nats, from rounding and from statistics that move within a rollout
-ENTROPY_COEFFICIENT = r"""entropy_coef["']?\s*[:=]\s*(\d*\.?\d+(?:[eE][+-]?\d+)?)"""  # with its number, in YAML or JSON
-ADAPTIVE = r"""schedule["']?\s*[:=]\s*["']?adaptive"""
 
 Tensors = dict[str, np.ndarray]
 
@@ -49,10 +48,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
-    settings = _settings_beside(path)
-    bonus = re.search(ENTROPY_COEFFICIENT, settings)
-    adapts = (loaded.get("residual") or {}).get("moved") is not None or bool(re.search(ADAPTIVE, settings))
-    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), bonus and float(bonus[1]), adapts)
+    agent = agent_settings(path)
+    [bonus] = parse_numbers(agent, "entropy_coef", "0")
+    adapts = (loaded.get("residual") or {}).get("moved") is not None or agent.get("schedule") == "adaptive"
+    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), bonus, adapts)
 
 
 def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
@@ -83,12 +82,6 @@ def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, ada
     )
 
 
-def _settings_beside(path: Path) -> str:
-    """Return the settings that a runner writes beside its checkpoints, as text; empty where there are none."""
-    files = [file for folder in (path.parent, path.parent / "params") for file in sorted(folder.glob("agent.*"))]
-    return "\n".join(file.read_text(errors="replace") for file in files)
-
-
 def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     """Return a sentence for each usual cause that a checkpoint shows. `before` is the checkpoint that was resumed."""
     found = []
@@ -107,13 +100,9 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     for a, b in ((now.std, before.std), (now.statistics.get("mean"), before.statistics.get("mean"))):
         if a is not None and b is not None and a.shape != b.shape:
             raise UsageError(f"--before is of another robot: numbers of the shape {b.shape}, and {a.shape} in this one")
-    if (
-        now.learning_rate
-        and before.learning_rate
-        and now.learning_rate > MAX_CHANGE * before.learning_rate
-        and not now.adapts
-    ):
-        rates = f"is {now.learning_rate:.2g}, and was {before.learning_rate:.2g}"
+    rate, rate_before = now.learning_rate or 0.0, before.learning_rate or math.inf
+    if rate > MAX_CHANGE * rate_before and not now.adapts:
+        rates = f"is {rate:.2g}, and was {rate_before:.2g}"
         found.append(f"the learning rate {rates}: it is back at its start; set it to that")
     if now.std is not None and before.std is not None and (now.std / before.std).max() > MAX_CHANGE:
         found.append(f"the std is {now.std.max():.2g}, and was {before.std.max():.2g}: it was reset; copy it as well")

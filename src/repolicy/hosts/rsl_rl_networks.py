@@ -17,7 +17,6 @@ from repolicy.learning.terms import TERMS
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import ACTIVATION_MODULES, FAMILIES, ConditionedPolicy, FilmMlp, Policy, PolicySpec, frozen
-from repolicy.readers.description import CannotCopyError
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
@@ -44,21 +43,15 @@ class PolicyActor(MLPModel):
         nn.Module.__init__(self)
         if policy is None:
             raise UsageError("a PolicyActor begins as the algorithm's prior, and there is none: name it, prior")
-        try:
-            prior = priors.open_prior(policy).agent
-        except CannotCopyError as error:
-            cause = str(error).split("; ")[0]
-            remedy = "instead of PolicyActor, give the actor the settings that the prior's had"
-            raise UsageError(f"{cause}; {remedy}") from None
+        prior = priors.open_prior(policy).agent
         if not isinstance(prior, Policy):
             raise UsageError(f"the prior is a {type(prior).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
         priors.check_sizes(prior, self.obs_dim, priors.unbounded_actions(output_dim))
         self.squashed = prior.actions if prior.family.squashes else None  # the action bounds after tanh
         gaussian = priors.as_gaussian(prior)
-        copied = (ConditionedPolicy.from_prior(gaussian, dials) if dials else copy.deepcopy(gaussian)).requires_grad_(
-            True
-        )
+        copied = ConditionedPolicy.from_prior(gaussian, dials) if dials else copy.deepcopy(gaussian)
+        copied.requires_grad_(True)
         self.spec, self.dials = copied.spec, dials
         self.mlp, self.obs_normalizer, self.obs_normalization = copied.network, copied.normalizer, False
         self.distribution = PolicyDistribution(copied.spec, copied.log_std)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from numbers import Real
 from typing import Any
 
 import torch
@@ -56,13 +55,13 @@ class Steering:
     explained_variance: float = field(default=0.0, compare=False)  # of the returns in the running iteration
 
     def __post_init__(self) -> None:
-        self.limits = tuple(map(str, (self.limits,) if isinstance(self.limits, str | Real) else self.limits))
+        self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
         self.priced_limits, self.kept_share = Limits(parse_limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             check_supported(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
-        if warmup is not None and not (isinstance(warmup, Real) and float(warmup).is_integer() and warmup >= 0):
-            raise UsageError(f"critic_warmup is {warmup!r}; here it counts iterations, so it must be 0, 1, 2 ...")
+        if warmup is not None and (warmup < 0 or warmup % 1):
+            raise UsageError(f"critic_warmup is {warmup:g}; here it counts iterations, so it must be 0, 1, 2 ...")
         self.settings.resolved()  # raises where the engine's checks of settings do
         if self.settings.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")

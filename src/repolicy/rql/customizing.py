@@ -312,12 +312,9 @@ def _make_env(request: Request) -> gymnasium.Env[Any, Any]:
     """Make the environment of a task, of `module:callable` or of a Gymnasium id, with the request's add-ons."""
     from repolicy.rql.wrapping import WithAddon
 
-    name, parsed = request.env, parse_env_name(request.env)
-    if not parsed.is_in_gymnasium:
+    name = request.env
+    if not parse_env_name(name).is_in_gymnasium:
         raise UsageError(f"there is no task or environment {name!r}{suggest(name, {*TASKS, *gymnasium.registry})}")
-    if parsed.observed_keys or parsed.critic_keys:
-        problem = f"environment {name!r} names parts of a Dict, which Residual Q-learning does not take"
-        raise UsageError(f"{problem}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
     env = make_one_env(name)
     return WithAddon(env, *request.addons) if request.addons else env
 
