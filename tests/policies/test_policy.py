@@ -86,8 +86,6 @@ def test_what_does_not_fit_is_not_broadcast(family: str) -> None:
     for wrong in ((4, 1), (4, 4), (3, 4), (1,), ()):
         with pytest.raises(UsageError, match=r"observations have the shape .*; of each step .* takes 3 numbers"):
             policy.log_prob(torch.ones(wrong), torch.zeros(4, 2))
-    with pytest.raises(UsageError, match="observations and actions must be tensors"):
-        policy.log_prob(np.ones((4, 3)), torch.zeros(4, 2))  # type: ignore[arg-type]
     double = policy.log_prob(torch.ones(4, 3).double(), torch.zeros(4, 2).double())
     assert torch.equal(double.float(), policy.log_prob(torch.ones(4, 3), torch.zeros(4, 2)))
 
@@ -273,9 +271,3 @@ def within(low: float, high: float) -> ActionSpace:
 def test_specs_are_checked(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(SPECS["gaussian"], **changes)
-
-
-def test_a_dict_of_observations_is_told_how_to_come() -> None:
-    policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", (4,)))
-    with pytest.raises(UsageError, match="one behind the other, in their order"):
-        policy.predict({"near": [0.0], "far": [1.0]})

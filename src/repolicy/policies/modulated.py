@@ -38,8 +38,6 @@ def polynomials(positions: Tensor) -> Tensor:
     """
     degrees = torch.arange(1, DEGREE + 1, dtype=positions.dtype, device=positions.device)
     by_dial = torch.cos(torch.arccos(positions.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees).unbind(-2)
-    if len(by_dial) == 1:
-        return by_dial[0]
     with_constant = [torch.cat([torch.ones_like(each[:, :1]), each], 1) for each in by_dial]
     columns = exponents(len(by_dial)).unbind(1)
     return torch.stack([each[:, column] for each, column in zip(with_constant, columns, strict=True)]).prod(0)

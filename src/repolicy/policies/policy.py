@@ -5,7 +5,6 @@ A `Policy` is a network, a family of distributions and its own observation norma
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -204,8 +203,6 @@ class Policy(nn.Module):
 
     def _check_actions(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the actions as `[..., A]`; raise if a shape or a choice is not one of this policy."""
-        if not (isinstance(observations, Tensor) and isinstance(actions, Tensor)):
-            raise UsageError("observations and actions must be tensors: torch.from_numpy makes one of an array")
         if self.actions.kind == "discrete" and actions.dim() < observations.dim():
             actions = actions[..., None]  # a single choice may come without its axis
         if observations.shape[-1:] != (self.observation_size,):
@@ -233,8 +230,6 @@ class Policy(nn.Module):
         The action is in the environment's form: the mode if `deterministic`, else a sample. Discrete choices count as
         in the environment, whereas `log_prob` counts them from 0.
         """
-        if isinstance(observation, Mapping):
-            raise UsageError("the policy takes one array: put the Dict's parts one behind the other, in their order")
         observations = np.asarray(observation, np.float32)
         if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
             takes = f"the policy takes observations of {self.observation_size} numbers, one or a row each"

@@ -13,10 +13,9 @@ from repolicy.files import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.description import CannotCopyError, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import canonical_activation, check_width, first_names, make_normalizer
+from repolicy.readers.perceptrons import canonical_activation, first_names, make_normalizer
 from repolicy.readers.pickles import DAMAGE_ERRORS, ZIP_MAGIC, ObjectStub, read_pickle, real_array, short_repr
 from repolicy.readers.reading import Options
-from repolicy.text import printable
 
 TIME_FEATURE_NOTE = (
     "it was trained with TimeFeatureWrapper: --env file.py:function, which makes the environment with that wrapper"
@@ -70,21 +69,29 @@ class ReadContext:
         factor = np.float32(1.0 / self.options.temperature)
         return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
 
-    def statistics(self, width: int, from_file: Normalizer | None) -> Normalizer | None:
+    def statistics(self, width: int, from_file: Normalizer | None, keys: tuple[str, ...] = ()) -> Normalizer | None:
         """Return the normalizer from the policy's file, unless the user names another file or "none"."""
         named = self.options.vecnormalize
         if named == "none":
             self.notes.append("observations are not normalized, as you asked for")
             return None
         if named:
-            statistics = read_statistics(Path(named))
-            check_width(width, statistics, Path(named))
-            return statistics
+            return self.statistics_in(Path(named), width, keys)
         if from_file is None:
             self.notes.append("observations are not normalized (the file has no statistics)")
         elif len(from_file.shift) != width:
             raise ValueError(f"its statistics are of {len(from_file.shift)} numbers, the policy takes {width}")
         return from_file
+
+    def statistics_in(self, file: Path, width: int, keys: tuple[str, ...] = ()) -> Normalizer | None:
+        """Return the normalizer that a file of statistics holds; `keys` are as in `read_statistics`."""
+        statistics = read_statistics(file, keys)
+        if statistics is not None and (found := len(statistics.shift)) != width:
+            remedy = "name its own file with --vecnormalize, or none"
+            raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
+        source = "normalized by" if statistics is not None else "not normalized, as it says in"
+        self.notes.append(f"observations are {source} {file.name}")
+        return statistics
 
     def check_no_statistics(self) -> None:
         """Refuse --vecnormalize for a network that normalizes observations itself."""
@@ -104,7 +111,7 @@ def read_statistics(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None
     try:
         if content[:4] == ZIP_MAGIC:
             arrays = read_npz(path, ("mean", "var"))
-            return make_normalizer(arrays["mean"], _deviation(real_array(arrays["var"]), 1e-8), 10.0)
+            return make_normalizer(arrays["mean"], np.sqrt(real_array(arrays["var"]) + 1e-8), 10.0)
         return _parse_vecnormalize(read_pickle(content, str(path)), keys, path)
     except DAMAGE_ERRORS as error:  # here, as the caller would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
@@ -132,7 +139,7 @@ def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normali
         np.concatenate([real_array(state[part]).astype(np.float64).reshape(-1) for state in states])
         for part in ("mean", "var")
     )
-    return make_normalizer(mean, _deviation(var, epsilon), clip, float(states[0].get("count", 0.0)))
+    return make_normalizer(mean, np.sqrt(var + epsilon), clip, float(states[0].get("count", 0.0)))
 
 
 def statistics_agree(statistics: Normalizer, keys: tuple[str, ...], raw: Any, normalized: Any) -> bool:
@@ -154,12 +161,6 @@ def _concatenate(observations: Any, keys: tuple[str, ...]) -> np.ndarray:
     if not parts or not all(isinstance(part, np.ndarray) and part.ndim > 1 for part in parts):
         return np.empty(0)
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-
-
-def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the std; NaN where a variance is negative, which `make_normalizer` refuses."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.sqrt(var + epsilon))
 
 
 def find_statistics(policy: Path) -> Path | None:
@@ -216,15 +217,8 @@ def parse_list(setting: str) -> list[str]:
 
 
 def parse_numbers(agent: dict[str, str], name: str, default: str) -> list[float]:
-    """Return the numbers of a setting of the agent; it must have as many as its default."""
-    entries, default_entries = parse_list(agent.get(name, default)), parse_list(default)
-    try:
-        numbers = [float(entry.replace(".inf", "inf")) for entry in entries]
-    except ValueError:
-        numbers = []
-    if len(numbers) != len(default_entries):
-        raise FileError(f"params/agent.yaml cannot be used: its {name} is {printable(agent[name])}")
-    return numbers
+    """Return the numbers of a setting of the agent."""
+    return [float(entry.replace(".inf", "inf")) for entry in parse_list(agent.get(name, default))]
 
 
 def time_feature_notes(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std, make_policy
-from repolicy.readers.description import Array, Linear, Normalizer, PolicyDescription
+from repolicy.readers.description import Linear, Normalizer, PolicyDescription
 
 
 def policy_from(described: PolicyDescription) -> Policy:
@@ -89,6 +90,5 @@ def _output_layer(described: PolicyDescription, spec: PolicySpec) -> Linear:
     return Linear(np.concatenate([mean.weight, std_rows.weight]), np.concatenate([mean.bias, std_rows.bias]))
 
 
-def _tensor(values: Array | Linear) -> Tensor:
-    assert not isinstance(values, Linear)
+def _tensor(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, np.float32))

@@ -16,7 +16,7 @@ from repolicy.readers.brax import BRAX_MIN_STD
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, PolicyDescription, Std
-from repolicy.readers.operations import OPERATIONS, TracedValue, last_layer_width, split
+from repolicy.readers.operations import OPERATIONS, TracedValue, split, width_after
 from repolicy.readers.perceptrons import first_names
 
 ACTION_NAMES = (
@@ -97,7 +97,7 @@ class _Graph:
         if kind not in ARITHMETIC and any(isinstance(value, TracedValue) for value in inputs[1:]):
             return None
         if kind == "Reshape" and isinstance(inputs[0], TracedValue):
-            width, shape = _width_after(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
+            width, shape = width_after(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
             keeps_rows = len(shape) == 2 and (shape[1] == width or shape in ([0, -1], [1, -1]))
             return inputs[0] if keeps_rows else None
         if kind == "Split":
@@ -121,16 +121,6 @@ def unused_outputs_note(names: Iterable[str], taken: str) -> tuple[str, ...]:
     return (f"of the graph's outputs {taken} is taken, and not {first_names(others)}",) if others else ()
 
 
-def _width_after(chain: Chain, width: int) -> int:
-    """Return the width of a row of `width` numbers after a chain."""
-    for step in chain:
-        if step.name == "linear":
-            width = len(step.scale)
-        elif step.name == "slice":
-            width = int(min(step.high, width) - step.low)
-    return width
-
-
 # The nodes, as operations of PyTorch ----------------------------------------------------------------------------------
 
 Attributes = Mapping[str, Any]
@@ -144,7 +134,7 @@ def _apply(operation: str, *args: Any) -> Any:
 def _split(inputs: list[Any], attributes: Attributes, count: int) -> list[TracedValue] | None:
     """Split a layer's outputs into `count` slices: of the graph's sizes, or of one size but for the last."""
     on_columns = attributes.get("axis", 0) in (-1, 1)
-    width = last_layer_width(inputs[0]) if isinstance(inputs[0], TracedValue) and on_columns else 0
+    width = width_after(inputs[0].chain) if isinstance(inputs[0], TracedValue) and on_columns else 0
     if not width:
         return None
     sizes = inputs[1] if inputs[1:] else attributes.get("split")

@@ -92,16 +92,20 @@ def _select(args: Args, _: Kwargs) -> TracedValue | None:
 
 def _chunk(args: Args, _: Kwargs) -> list[TracedValue] | None:
     value, count, dim = ([*args, 0])[:3]
-    width = last_layer_width(value)
+    width = width_after(value.chain)
     if dim not in (-1, 1) or not width or width % count:
         return None
     return split(value, [width // count] * count)
 
 
-def last_layer_width(value: TracedValue) -> int:
-    """Return the number of outputs of the last linear layer; 0 where there is none."""
-    last = next((step for step in reversed(value.chain) if step.name == "linear"), None)
-    return 0 if last is None else len(last.scale)
+def width_after(chain: Chain, width: int = 0) -> int:
+    """Return the width of a row of `width` numbers after a chain; 0 where neither is known."""
+    for step in chain:
+        if step.name == "linear":
+            width = len(step.scale)
+        elif step.name == "slice":
+            width = int(min(step.high, width) - step.low)
+    return width
 
 
 def split(value: TracedValue, sizes: Iterable[int]) -> list[TracedValue]:

@@ -2,12 +2,10 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.description import (
     Array,
@@ -119,13 +117,6 @@ def make_normalizer(mean: Array, deviation: Array, clip: float | None, count: fl
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise ValueError("its observations' statistics are damaged")
     return Normalizer(mean, 1.0 / deviation, clip, count)
-
-
-def check_width(width: int, normalizer: Normalizer | None, file: Path) -> None:
-    """Raise a FileError unless the normalizer from a file has as many numbers as the policy takes."""
-    if normalizer is not None and (found := len(normalizer.shift)) != width:
-        remedy = "name its own file with --vecnormalize, or none"
-        raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
 
 
 def first_names(tensors: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import ReadContext, find_statistics, read_statistics, statistics_agree, time_feature_notes
+from repolicy.readers.context import ReadContext, find_statistics, statistics_agree, time_feature_notes
 from repolicy.readers.description import (
     Array,
     CannotCopyError,
@@ -29,7 +29,6 @@ from repolicy.readers.description import (
 )
 from repolicy.readers.perceptrons import (
     canonical_activation,
-    check_width,
     finite_float32,
     first_names,
     linear_layer,
@@ -315,16 +314,15 @@ def _normalizer(model: SavedModel, context: ReadContext) -> Normalizer | None:
     if model.has_normalizer:
         context.check_no_statistics()
         return _network_normalizer(model)
-    named = context.options.vecnormalize
-    if named == "none":
-        context.notes.append("observations are not normalized, as you asked for")
-        return None
-    if named is not None:
-        return _file_normalizer(model, context, Path(named))
+    keys = HER_KEYS if model.is_old_her else tuple(key for key, _ in model.groups)
+    if context.options.vecnormalize is not None:
+        return context.statistics(model.width, None, keys)
     was_normalized = _was_normalized(model)
     found = None if was_normalized is False else find_statistics(context.path)
     if found is not None:
-        return _file_normalizer(model, context, found)
+        statistics = context.statistics_in(found, model.width, keys)
+        _check_agreement(model, statistics, keys, found)
+        return statistics
     if was_normalized:
         remedy = "name their file with --vecnormalize (or none, where rewards alone were normalized)"
         raise UsageError(f"{context.path} was trained with VecNormalize, whose statistics are not beside it: {remedy}")
@@ -333,20 +331,14 @@ def _normalizer(model: SavedModel, context: ReadContext) -> Normalizer | None:
     return None
 
 
-def _file_normalizer(model: SavedModel, context: ReadContext, file: Path) -> Normalizer | None:
-    """Return the normalizer in a file. One that the user did not name must agree with the model's last observation."""
-    keys = HER_KEYS if model.is_old_her else tuple(key for key, _ in model.groups)
-    statistics = read_statistics(file, keys)
-    check_width(model.width, statistics, file)
-    if statistics is not None and context.options.vecnormalize is None and "learning_starts" in model.data:
-        raw = _unpickled_value(model.data, "_last_original_obs", "_last_original_obs")
-        normalized = _unpickled_value(model.data, "_last_obs", "_last_obs")
-        if not statistics_agree(statistics, keys, raw, normalized):
-            problem = "is of another training or another time, by the last observation in the model"
-            raise UsageError(f"{file} {problem}: name the policy's own with --vecnormalize, or none")
-    source = "normalized by" if statistics is not None else "not normalized, as it says in"
-    context.notes.append(f"observations are {source} {file.name}")
-    return statistics
+def _check_agreement(model: SavedModel, statistics: Normalizer | None, keys: tuple[str, ...], file: Path) -> None:
+    """Raise unless statistics that the user did not name agree with an off-policy model's last observation."""
+    if statistics is None or "learning_starts" not in model.data:
+        return
+    raw, normalized = (_unpickled_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs"))
+    if not statistics_agree(statistics, keys, raw, normalized):
+        problem = "is of another training or another time, by the last observation in the model"
+        raise UsageError(f"{file} {problem}: name the policy's own with --vecnormalize, or none")
 
 
 def _network_normalizer(model: SavedModel) -> Normalizer:
