@@ -336,10 +336,10 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     found = pieces.reward_tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
     said = {tile.name: (tile.change, tile.standing, tile.unit) for tile in found}
     assert said == {
-        "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, mean action"),
-        "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, mean action"),
-        "mean z": ("▼ 0.100 ± 0.00 lower; prior 0.30", "", "mean of an episode, mean action"),
-        "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, mean action"),
-        "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, mean action"),
+        "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, with the mean action"),
+        "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, with the mean action"),
+        "mean z": ("▼ 0.100 ± 0.00 lower; prior 0.30", "", "mean of an episode, with the mean action"),
+        "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, with the mean action"),
+        "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, with the mean action"),
     }
     assert pieces.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""

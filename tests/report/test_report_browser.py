@@ -188,7 +188,7 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
     assert first[0].startswith("ω′ 0")
     assert second[0].startswith("ω′ 0.1")
     assert second[1].startswith("At ω′ 0.1: ")
-    assert "ω′ 0.1, mean action" in second[2]
+    assert "ω′ 0.1 with the mean action" in second[2]
     assert "omega-0-longer" in first[3]
     assert "omega-0.1-longer" in second[3]
     assert slider.get_attribute("aria-valuetext") == second[0]

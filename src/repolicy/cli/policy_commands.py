@@ -66,15 +66,14 @@ class Evaluate(RunsPolicy):
                 addon=addon, limits=limits, prior=opened.prior, deterministic=not self.stochastic, seed=self.seed,
                 backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
-        action = "sampled" if self.stochastic else "mean"
         rows = [
             [column.title, _decimals(column.mean, column.mean), _decimals(column.std, column.mean)]
             for column in evaluation.columns.values()
         ]
-        title = f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action"
+        title = f"{path} in {env} ({evaluation.backend}), {episodes}, {evaluation.action} action"
         terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
         env_prefix = "" if self.env is None else f"{as_file_name(env)}-"
-        ending = f"{env_prefix}{action}-{evaluation.backend}.json"
+        ending = f"{env_prefix}{evaluation.action}-{evaluation.backend}.json"
         out = self.out or _episodes_file(path, output_folder(path), ending)
         values = {"policy": str(path), "which": opened.card.get("which", "")} | evaluation.as_dict()
         try:

@@ -5,6 +5,7 @@ from repolicy.envs.addon_names import Wish
 from repolicy.envs.addons import Addon, check_env, combine_addons, load_addon
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos, stack_observations
 from repolicy.envs.evaluation import (
+    ACTIONS,
     BLOCK_STEPS,
     EPISODE_CAP,
     EVALUATION_SEED,

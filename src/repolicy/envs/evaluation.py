@@ -37,6 +37,7 @@ BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MAX_ENVS = 50  # environments that run side by side
 EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one
+ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
 # (next observations, ages of the episodes) -> how much states look like the prior's, `[T, N]`
 Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]
@@ -74,6 +75,11 @@ class Evaluation:
     steps: Steps | None = None
 
     @property
+    def action(self) -> str:
+        """The kind of action, a key of `ACTIONS`."""
+        return "mean" if self.deterministic else "sampled"
+
+    @property
     def total(self) -> np.ndarray:
         return self.basic if self.addon is None else self.basic + self.addon
 
@@ -109,15 +115,14 @@ class Evaluation:
         return known
 
     def __repr__(self) -> str:
-        action = "the mean action" if self.deterministic else "sampled actions"
-        lines = [f"{format_count(len(self.basic), 'episode')} in {self.env} with {action}, mean ± std"]
+        lines = [f"{format_count(len(self.basic), 'episode')} in {self.env} {ACTIONS[self.action]}, mean ± std"]
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "env": self.env,
             "backend": self.backend,
-            "action": "mean" if self.deterministic else "sampled",
+            "action": self.action,
             "seed": self.seed,
             "episodes": len(self.basic),
             "ended_early": None if self.terminated is None else int(self.terminated.sum()),

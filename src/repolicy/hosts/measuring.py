@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.envs import ACTIONS
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
@@ -28,7 +29,7 @@ from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.differences import mean_and_std
 from repolicy.report.host_page import host_verdict, to_evaluation
-from repolicy.report.verdict import Pair, action_words
+from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
 
 STATE_ENVS = 64  # states are kept of this number of environments at most
@@ -275,7 +276,7 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
         pairs.append((to_evaluation(before), to_evaluation(after)))
         for name, found in zip(names, pairs[-1], strict=True):
             numbers = ", ".join(f"{column.title} {mean_and_std(column)}" for column in found.columns.values())
-            lines.append(f"{name} with {action_words(found)}: {numbers}")
+            lines.append(f"{name} {ACTIONS[found.action]}: {numbers}")
     envs.reset()
     method.reset_episodes()
     method.verdict_episodes = records

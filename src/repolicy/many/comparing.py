@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import (
+    ACTIONS,
     BLOCK_STEPS,
     Addon,
     Backend,
@@ -58,7 +59,6 @@ from repolicy.text import format_count, format_number, parse_number
 DEFAULT_MARGIN = "5%"
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
-ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
 Table = tuple[list[str], list[list[str]]]
 INFORMATIVE = ("length", "ended_early")  # reported, but they decide nothing: an early end may be a success

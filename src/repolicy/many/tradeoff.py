@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
+from repolicy.envs import ACTIONS, EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
 from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual
@@ -205,8 +205,7 @@ class SweepResult:
     @property
     def basis(self) -> str:
         """The kind of action that the table's numbers are of, in words."""
-        action = "mean action" if self.prior.main_evaluation.deterministic else "sampled"
-        return f"{action} (log prior and KL: sampled)"
+        return f"{ACTIONS[self.prior.main_evaluation.action]} (log prior and KL: with sampled ones)"
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]

@@ -115,4 +115,4 @@ def _draw_curves(curves: Mapping[str, list[float]]) -> list[str]:
         charts.curve(each.title, steps, curves[each.name], steps[-1], each.min_span, levels.get(each.name))
         for each in (*CURVES, *HOST_CURVES)
         if steps and len(set(curves.get(each.name, ()))) > 1
-    ] + limit_curves(limits, curves, steps, steps[-1] if steps else 1, "sampled actions")
+    ] + limit_curves(limits, curves, steps, steps[-1] if steps else 1, "sampled")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Evaluation, Limit
+from repolicy.envs import ACTIONS, Evaluation, Limit
 from repolicy.objective import reformulated, task_reward
 from repolicy.report import charts, page
 from repolicy.runs import Request, RunFolder
@@ -68,7 +68,7 @@ def learning_section(
             continue  # its values have different weights, so they cannot be compared
         title = each.title.format(metric=capitalize(addon_metric))
         curves.append(charts.curve(title, steps, values, last_step, each.min_span, levels.get(each.name)))
-    curves += limit_curves(request.limits, metrics, steps, last_step, "the mean action")
+    curves += limit_curves(request.limits, metrics, steps, last_step, "mean")
     curves = [each for each in curves if each]
     if not curves:
         return page.section("While it learned", note="Fewer than two iterations are logged, so there is no curve.")
@@ -83,7 +83,9 @@ def limit_curves(
     for limit in map(Limit.of, limits):
         missing = [None] * len(steps)
         values, multipliers = metrics.get(f"limit_{limit}", missing), metrics.get(f"multiplier_{limit}", missing)
-        curves.append(charts.curve(f"{limit}: with {action}", steps, values, last_step, levels={"limit": limit.bound}))
+        curves.append(
+            charts.curve(f"{limit}: {ACTIONS[action]}", steps, values, last_step, levels={"limit": limit.bound})
+        )
         curves.append(charts.curve(f"{limit}: its weight", steps, multipliers, last_step))
     return curves
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from repolicy.envs import Evaluation, parse_env_name
+from repolicy.envs import ACTIONS, Evaluation, parse_env_name
 from repolicy.errors import RepolicyError
 from repolicy.report import charts, page
 from repolicy.report.differences import Difference, differences, mean_and_std
@@ -20,8 +20,8 @@ REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """Return all evaluations, with the kind of action in their names."""
-    kinds = ((mean, "mean action"), (sampled, "sampled"))
-    return {f"{who}, {how}": evaluation for each, how in kinds for who, evaluation in each.items()}
+    every = (item for each in (mean, sampled) for item in each.items())
+    return {f"{who} {ACTIONS[evaluation.action]}": evaluation for who, evaluation in every}
 
 
 def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
@@ -43,14 +43,10 @@ def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     return [
         page.Tile(
             column.title, format_number(column.mean), *_tile_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {action_kind(after)}",
+            f"{UNITS.get(name, 'an episode')}, {ACTIONS[after.action]}",
         )
         for name, column in after.columns.items() if name in wanted
     ]  # fmt: skip
-
-
-def action_kind(evaluation: Evaluation) -> str:
-    return "mean action" if evaluation.deterministic else "sampled"
 
 
 def _tile_change(name: str, change: Difference | None) -> tuple[str, str]:
@@ -96,11 +92,11 @@ def distribution_section(evaluations: dict[str, Evaluation]) -> str:
     columns = {agent: evaluation.columns for agent, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
-    kind = action_kind(next(iter(evaluations.values())))
+    action = ACTIONS[next(iter(evaluations.values())).action]
     histograms = ""
     for name in [name for name in wanted if name in shared][:2]:
         quantities = {agent: each[name] for agent, each in columns.items()}
-        title = f"{next(iter(quantities.values())).title} of an episode, {kind}"
+        title = f"{next(iter(quantities.values())).title} of an episode, {action}"
         histograms += charts.histogram({agent: column.values for agent, column in quantities.items()}, title)
     note = "The number of the evaluation's episodes that earned so much."
     return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Evaluation, addons_from_card, env_from_card, limits_from_card, load_addon, parse_env_name
+from repolicy.envs import (
+    ACTIONS,
+    Evaluation,
+    addons_from_card,
+    env_from_card,
+    limits_from_card,
+    load_addon,
+    parse_env_name,
+)
 from repolicy.errors import check_counts
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
@@ -15,7 +23,7 @@ from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, tra
 from repolicy.readers.reading import Options
 from repolicy.report.pieces import reward_table
 from repolicy.report.run_page import evaluate_with_prior, repeat_command
-from repolicy.report.verdict import action_words, basis, name_of_prior, verdict
+from repolicy.report.verdict import basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
 from repolicy.text import capitalize, format_count, printable
 
@@ -99,7 +107,7 @@ def model_card(
     headings, rows = reward_table(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
     episodes = format_count(len(first.basic), "episode")
-    lines += [f"Mean ± std over {episodes} with {action_words(first)}.", "", "## Use it", ""]
+    lines += [f"Mean ± std over {episodes} {ACTIONS[first.action]}.", "", "## Use it", ""]
     options = ""
     if ":" in env:
         options = " --env ENV"  # code does not travel with a policy, so the reader must name such an environment

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from repolicy.envs import (
+    ACTIONS,
     EVALUATION_SEED,
     TRUST_HINT,
     Addon,
@@ -38,8 +39,9 @@ from repolicy.report.pieces import (
     reward_tiles,
 )
 from repolicy.report.scenes import choose_scenes
-from repolicy.report.verdict import Pair, action_words, advice, basis, early_ends, name_of_prior, verdict
+from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
 from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, ranks, recipe
+from repolicy.text import capitalize
 
 EPISODES = 50
 
@@ -83,7 +85,7 @@ def write_report(
         say("\n".join([f"{sentences[0]} ({evidence})", *sentences[1:]]))
         headline = page.verdict(sentences, evidence, hint)
     elif ends := early_ends(mean["policy"]):
-        headline = page.verdict([ends], f"With {action_words(mean['policy'])}")
+        headline = page.verdict([ends], capitalize(ACTIONS["mean"]))
     say(format_table(*reward_table(by_action(mean, sampled))))
     if hint:
         say(hint)

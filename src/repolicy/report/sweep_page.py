@@ -6,20 +6,13 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from repolicy.envs import ACTIONS
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.differences import mean_and_std
 from repolicy.report.movie import Shot
-from repolicy.report.pieces import (
-    action_kind,
-    by_action,
-    film_caption,
-    films_for_page,
-    prior_pairs,
-    reward_table,
-    reward_tiles,
-)
-from repolicy.report.verdict import action_words, basis, verdict
+from repolicy.report.pieces import by_action, film_caption, films_for_page, prior_pairs, reward_table, reward_tiles
+from repolicy.report.verdict import basis, verdict
 from repolicy.text import capitalize, format_count, format_number
 
 MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
@@ -123,7 +116,7 @@ def points_table(swept: SweepResult) -> str:
 def points_note(swept: SweepResult) -> str:
     episodes = format_count(len(swept.prior.mean.basic), "episode")
     return (
-        f"Mean ± std over {episodes} with {action_words(swept.prior.main_evaluation)}; log prior and KL(policy ‖ "
+        f"Mean ± std over {episodes} {ACTIONS[swept.prior.main_evaluation.action]}; log prior and KL(policy ‖ "
         "prior) over as many with sampled ones, at the states that the policy itself visits."
     )
 
@@ -167,10 +160,10 @@ def tradeoff_chart(swept: SweepResult, others: Sequence[Beside] = ()) -> str:
     xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in grey]
     ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in grey]
     axes = charts.Axes(xs, ys, 400, 300)
-    action = action_kind(swept.prior.main_evaluation)
+    action = ACTIONS[swept.prior.main_evaluation.action]
     a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # "a step" or "a decision"
-    horizontal = f"basic reward, {action}" if swept.has_basic_reward else f"KL to the prior, nats {a_step}, sampled"
-    content = axes.name_axes(horizontal, f"add-on reward, {action}")
+    horizontal = f"basic reward {action}" if swept.has_basic_reward else f"KL to the prior, nats {a_step}, sampled"
+    content = axes.name_axes(horizontal, f"add-on reward {action}")
     axes.widen(0.08)
     content += axes.frame()
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from repolicy.envs import Evaluation, Limit
+from repolicy.envs import ACTIONS, Evaluation, Limit
 from repolicy.report.differences import Difference, differences, rounded, value_and_error
 from repolicy.text import format_count, format_number
 
@@ -32,14 +32,14 @@ def verdict(
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
-    actions = [action_words(customized) for _, customized in pairs]
+    actions = [ACTIONS[customized.action] for _, customized in pairs]
     compared = [_compare([each[quantity] for each in changes], actions, quantity, prior_name)]
     if quantity == "total_reward":
         index = next((index for index, each in enumerate(changes) if each[quantity].is_significant), 0)
         change = changes[index]
         words = f"it {_describe_kept(change['basic_reward'])} and {_describe_gain(change, pairs[index][1].metric_name)}"
         if len(pairs) > 1:
-            words = f"with {actions[index]} {words}"
+            words = f"{actions[index]} {words}"
         is_certain = change["basic_reward"].is_significant or change["addon_reward"].is_significant
         compared.insert(0 if is_certain else 1, words)
     elif quantity == "addon_reward":
@@ -47,11 +47,11 @@ def verdict(
     asked = [_describe_limits(customized) for _, customized in pairs[:limited]]
     if keep is not None and "basic_reward" in changes[0]:
         asked[0].append(_describe_kept_share(changes[0]["basic_reward"], keep))
-    held = [f"with {action} {'; '.join(words)}" for action, words in zip(actions, asked, strict=False) if words]
+    held = [f"{action} {'; '.join(words)}" for action, words in zip(actions, asked, strict=False) if words]
     ended = []
     for (prior, customized), action in zip(pairs, actions, strict=True):
         if words := early_ends(customized, prior):
-            ended.append(f"with {action} {words}" if len(pairs) > 1 else words)
+            ended.append(f"{action} {words}" if len(pairs) > 1 else words)
     return ["; ".join(parts) for parts in (compared, held, ended) if parts]
 
 
@@ -125,13 +125,9 @@ def _deciding_quantity(changes: dict[str, Difference]) -> str:
 def basis(evaluations: Sequence[Evaluation], has_same_starts: bool = True) -> str:
     """Return the data behind a verdict: `50 episodes each with the mean action, from the same starts`."""
     episodes = format_count(len(evaluations[0].basic), "episode")
-    episodes += f" each with {' and '.join(map(action_words, evaluations))}"
+    episodes += f" each {' and '.join(ACTIONS[each.action] for each in evaluations)}"
     starts = ", from the same starts" if has_same_starts else ""
     return f"{episodes}{starts}; ± behind a difference is its standard error"
-
-
-def action_words(evaluation: Evaluation) -> str:
-    return "the mean action" if evaluation.deterministic else "sampled actions"
 
 
 def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> str:
@@ -154,9 +150,9 @@ def _compare(changes: Sequence[Difference], actions: Sequence[str], quantity: st
     if len({word for word, _ in results}) == 1:
         word, detail = results[0]
         if len(results) > 1:
-            detail = ", ".join(f"{each} with {action}" for (_, each), action in zip(results, actions, strict=True))
+            detail = ", ".join(f"{each} {action}" for (_, each), action in zip(results, actions, strict=True))
         return f"{word} {'it from' if word == 'cannot tell' else 'than'} {prior_name} {quantity_words}: {detail}"
-    each = [f"{word} with {action} ({detail})" for (word, detail), action in zip(results, actions, strict=True)]
+    each = [f"{word} {action} ({detail})" for (word, detail), action in zip(results, actions, strict=True)]
     return f"{quantity_words}, beside {prior_name}: {', '.join(each)}"
 
 
