@@ -11,11 +11,12 @@ import torch
 from tiny_envs import tiny
 
 from repolicy.envs import Evaluation, evaluate
+from repolicy.files import write_json
 from repolicy.many import sweep as sweeps
 from repolicy.many.evaluations import code_sums, read_evaluations, write_evaluations
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.policies import ActionSpace, Policy, PolicySpec, save_policy, storage
+from repolicy.policies import ActionSpace, Policy, PolicySpec, save_policy
 from repolicy.runs.settings import Settings
 
 BEYOND = "def beyond(observations, actions, next_observations, info):\n    return 1.0 * (actions[..., 0] > {limit})\n"
@@ -42,7 +43,7 @@ def test_evaluations_are_read_as_they_were_written(tmp_path: Path) -> None:
         evaluate(constant(0.5), tiny("Counter"), 3, addon=wish, prior=constant(0.0), deterministic=each)
         for each in (True, False)
     ]
-    path = tmp_path / "a.safetensors"
+    path = tmp_path / "a.json"
     assert read_evaluations(path, {"policy": "a"}) is None
     write_evaluations(path, found, {"policy": "a"})
     assert read_evaluations(path, {"policy": "b"}) is None
@@ -105,7 +106,7 @@ def test_a_sweep_that_is_done_says_so_and_evaluates_its_prior_alone(resumed: Any
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"", lambda content: b"{}" * 99])
 def test_a_damaged_file_of_evaluations_is_made_anew(resumed: Any, tmp_path: Path, damage: Any) -> None:
-    file = tmp_path / "out" / "omega-0.5.evaluations.safetensors"
+    file = tmp_path / "out" / "omega-0.5.evaluations.json"
     content = file.read_bytes()
     file.write_bytes(damage(content))
     _, said, _ = resumed()
@@ -114,9 +115,9 @@ def test_a_damaged_file_of_evaluations_is_made_anew(resumed: Any, tmp_path: Path
 
 
 def test_other_evaluations_in_the_file_are_made_anew(tmp_path: Path) -> None:
-    for header in ({}, {"made_of": {}, "evaluations": [{"what": 1}]}, {"made_of": {}, "evaluations": 3}):
-        storage.write(tmp_path / "a.safetensors", "evaluations", {"a": torch.zeros(1)}, header)
-        assert read_evaluations(tmp_path / "a.safetensors", {}) is None
+    for content in ({}, {"made_of": {}, "evaluations": [{"what": 1}]}, {"made_of": {}, "evaluations": 3}):
+        write_json(tmp_path / "a.json", content)
+        assert read_evaluations(tmp_path / "a.json", {}) is None
 
 
 def test_built_in_code_has_no_file() -> None:

@@ -18,7 +18,7 @@ from repolicy.errors import RepolicyError, UsageError, check_counts
 from repolicy.files import file_sum, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool
-from repolicy.many.evaluations import code_sums, evaluations_sum, read_evaluations, write_evaluations
+from repolicy.many.evaluations import as_values, code_sums, read_evaluations, write_evaluations
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
@@ -254,7 +254,8 @@ def _evaluate_all(
 
     of_prior, points, reused = evaluated("the prior", prior), list[Point](), list[float]()
     code = code_sums(request["env"], request["addons"])
-    shared = {"prior": evaluations_sum(of_prior), "code": code, "versions": versions()}
+    earned = json.dumps(as_values(of_prior))  # as text, in which NaN equals NaN
+    shared = {"prior": earned, "code": code, "versions": versions()}
     for omega in omegas:
         if omega in failed:
             continue

@@ -53,7 +53,7 @@ class SweepFolder:
         return self.path / f"omega-{_omega_text(omega)}.log"
 
     def evaluations(self, omega: float) -> Path:
-        return self.path / f"omega-{_omega_text(omega)}.evaluations.safetensors"
+        return self.path / f"omega-{_omega_text(omega)}.evaluations.json"
 
     def check_new(self) -> None:
         """Raise where the folder holds a sweep or a run already."""
