@@ -264,8 +264,6 @@ def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:
     folder, request = RunFolder(tmp_path / "run"), Request("Hopper-v4", soft(0.1), SMALL)
     assert folder.begin(request, {"torch": "2", "numpy": "1"}, False) == []
     folder.save(1, {"parameters": torch.ones(2)}, {"iteration": 1})
-    folder.metrics.touch()
-    folder.policy.touch()
     assert RunFolder(folder.path).begin(request, {"torch": "2", "numpy": "1"}, True) == []
     assert RunFolder(folder.path).begin(request, {"torch": "3", "numpy": "1"}, True) == [
         "the last checkpoint was made with other versions: torch was 2 and is now 3"

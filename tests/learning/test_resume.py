@@ -64,14 +64,6 @@ def test_what_never_repeats_itself_is_said_and_goes_on(asked: Request, tmp_path:
     assert said.endswith("and they do not repeat themselves: no run of it ends in the same bits")
 
 
-def test_what_is_missing_beside_a_checkpoint_is_said(asked: Request, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    claim_folder(asked, folder, False, None)
-    folder.save(1, {}, {"iteration": 3})
-    said = resumed(asked, tmp_path / "run")
-    assert [sentence.partition(" is gone: ")[0] for sentence in said] == [str(folder.metrics), str(folder.policy)]
-
-
 def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     claim_folder(asked, folder, False, None)

@@ -68,28 +68,6 @@ def test_two_ranks_of_16_environments_are_one_of_32(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(shared_states["gradient"], whole_states["gradient"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("full", [1, 2])
-def test_where_the_memory_to_share_is_small_an_ordinary_file_serves(full: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Docker gives 64 MB: whoever writes what a file only promises to have is killed."""
-    asked, reserve = list[str](), os.posix_fallocate
-
-    def reserved(descriptor: int, start: int, size: int) -> None:
-        asked.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if len(asked) <= full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        reserve(descriptor, start, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", reserved)
-    if full == 2:
-        with pytest.raises(RepolicyError, match="ranks need 8,192 bytes to share, and neither /dev/shm nor"):
-            ranks._anonymous_file(8192)
-        return
-    with ranks._anonymous_file(8192) as file:
-        status = os.fstat(file.fileno())
-    assert [place.startswith("/dev/shm") for place in asked] == [True, False]
-    assert status.st_size == 512 * status.st_blocks == 8192
-
-
 def test_one_rank_is_alone() -> None:
     with ranks.launch_ranks(1, ["this is not even a program"]) as team:
         tensor = torch.ones(3)

@@ -26,7 +26,7 @@ from repolicy.runs.settings import (
     read_settings,
     validate_settings,
 )
-from repolicy.runs.terminal import Terminal, format_table, full_stdout_is_an_error, silent_stdout
+from repolicy.runs.terminal import Terminal, flushed_stdout, format_table, silent_stdout
 
 if TYPE_CHECKING:
     from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, format_duration, recipe

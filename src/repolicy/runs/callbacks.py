@@ -4,13 +4,10 @@ A callback is any object with `begin`, `write`, `say` and `close`. The display w
 elsewhere a line every few seconds.
 """
 
-import contextlib
 import math
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group
@@ -202,24 +199,19 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.path
-        self._writer: Any = None  # None where its files cannot be written
+        self._writer: Any = None  # None where it is not installed
 
     def begin(self, request: Request, start: int, total: int) -> None:
-        self._former_hook = threading.excepthook
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
             return
-        threading.excepthook = self._ignore_full_disks
         first = start * request.settings.iteration_steps + 1
-        with self._optional():
-            self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
+        self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
 
     def write(self, metrics: dict[str, float]) -> None:
-        if self._writer is None:
-            return
-        with self._optional():
+        if self._writer is not None:
             for name, value in metrics.items():
                 self._writer.add_scalar(_logged_name(name), value, int(metrics["steps"]))
 
@@ -227,24 +219,7 @@ class TensorBoard:
 
     def close(self) -> None:
         if self._writer is not None:
-            with self._optional():
-                self._writer.close()
-        threading.excepthook = self._former_hook
-
-    def _ignore_full_disks(self, failure: threading.ExceptHookArgs) -> None:
-        """Ignore an OSError in TensorBoard's own thread, which reports it again with the next number."""
-        is_its_thread = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (is_its_thread and isinstance(failure.exc_value, OSError)):
-            self._former_hook(failure)
-
-    @contextlib.contextmanager
-    def _optional(self) -> Iterator[None]:
-        """Continue without TensorBoard if its files cannot be written: the run's folder has the metrics anyway."""
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            print(f"TensorBoard's files cannot be written: {error.strerror}; going on without them", file=sys.stderr)
+            self._writer.close()
 
 
 class Wandb:

@@ -83,8 +83,8 @@ class RunFolder:
     ) -> list[str]:
         """Claim the folder for this request; write `run.json` and copies of the prior and of the initial actor.
 
-        Raises if this would overwrite or mix runs. Returns warnings for a resumed run: versions that have changed since
-        its last checkpoint, and files that are missing.
+        Raises if this would overwrite or mix runs. Returns a warning if versions have changed since the last checkpoint
+        of a resumed run.
         """
         wanted = _as_json(request)
         self._header = {"request": wanted, "versions": versions}
@@ -100,11 +100,6 @@ class RunFolder:
         self.check_prior(before, request.prior)
         if changes := list(describe_changes(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
-        halves = [*self._checkpoints.glob(".*")]  # files that a process was writing when it was killed
-        for file in (self.metrics, self.policy, self.replaced, self.trial):
-            halves += self.path.glob(f".{file.name}.*")
-        for half in halves:
-            half.unlink(missing_ok=True)
         return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
@@ -140,14 +135,7 @@ class RunFolder:
             problem = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
             raise FileError(f"{problem}; put it back, or begin a run of its own in another --out")
         others = list(describe_changes(header.get("versions", versions), versions))
-        notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
-        if not os.path.lexists(self.metrics):
-            notes.append(f"{self.metrics} is gone: the log begins anew after iteration {header['iteration']}")
-        if not os.path.lexists(self.policy):
-            newest = self._checkpoint_files()[0]
-            back = f"a segment writes it at its end; where none is left, delete {newest} to repeat one"
-            notes.append(f"{self.policy} is gone: {back}")
-        return notes
+        return [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
 
     def _check_free(self, prior: bytes | None, init: bytes | None) -> None:
         """Raise if a new run would overwrite files of something else."""
@@ -165,32 +153,29 @@ class RunFolder:
 
         If the run turns out not to begin here, the lock file, and a folder made for it, are removed again.
         """
-        path, new_lock, new_folder = self.path / ".lock", True, False
+        path = self.path / ".lock"
         try:
             new_folder = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
-        try:
+        with open(lock):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
-                new_lock = False  # the other run may have made it after we looked
                 problem = f"another run is at work in {self.path}"
                 raise FileError(f"{problem}; wait for it, or choose another --out") from None
-            yield
-            new_lock = False
-        finally:
-            if new_lock and not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                    if new_folder:
-                        self.path.rmdir()  # unless something is in it
-            os.close(lock)
+            try:
+                yield
+            finally:
+                if not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+                        if new_folder:
+                            self.path.rmdir()  # unless something is in it
 
     def check_exists(self) -> None:
         """Raise if the folder was moved or removed during the run: writing would make a second one."""

@@ -1,13 +1,14 @@
 """The machine of a run: cores, memory, signals, parent process, and versions of installed packages."""
 
+import contextlib
 import ctypes
 import os
 import platform
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -28,32 +29,18 @@ def physical_cores() -> int:
 def cpu_quota(root: Path = Path("/")) -> float:
     """Return the process's CPU quota, in cores (`docker run --cpus 2`: 2), or infinity.
 
-    The quota is the lowest of its control group and of all parent groups, in version 1 or 2 of Linux's control groups.
+    The quota is the lowest of its control group (in version 2 of Linux's control groups) and of all parent groups.
     """
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return float("inf")
+    top = root / "sys/fs/cgroup"
     quotas = [float("inf")]
-    for _, controllers, path in groups:
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
+    with contextlib.suppress(OSError, ValueError):  # no control groups
+        [path] = re.findall("^0::(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE)
         own = top / path.lstrip("/")  # may be missing in a container, where `top` is the container's own group
         for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
-            quotas += _group_quotas(group)
+            with contextlib.suppress(OSError, ValueError):  # this group has no quota, or it is `max`
+                quota, period = map(float, (group / "cpu.max").read_text().split())
+                quotas.append(quota / period)
     return min(quotas)
-
-
-def _group_quotas(group: Path) -> Iterator[float]:
-    """Yield the quota of one control group, in cores, if it has one."""
-    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        try:
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            if quota not in ("max", "-1"):
-                yield float(quota) / float(period)
-        except (OSError, ValueError, ZeroDivisionError):
-            continue
 
 
 def torchrun_place() -> tuple[int, int] | None:
@@ -98,12 +85,12 @@ def leave_signals_to_the_parent() -> None:
         signal.signal(each, lambda *_: None)  # not SIG_IGN, which our own child processes would inherit
 
 
-def terminated_as_interrupted() -> AbstractContextManager[None]:
+def terminated_as_interrupted() -> contextlib.AbstractContextManager[None]:
     """Raise KeyboardInterrupt at any of `ending_signals`; also where SIGINT was ignored, as after `&` in a script."""
     return _signal_handler(signal.default_int_handler)
 
 
-@contextmanager
+@contextlib.contextmanager
 def polite_interrupt() -> Iterator[threading.Event]:
     """Set the event at the first signal, so that work can end at a point to resume from; the second interrupts."""
     event = threading.Event()
@@ -117,7 +104,7 @@ def polite_interrupt() -> Iterator[threading.Event]:
         yield event
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signal_handler(handler: Callable[..., object]) -> Iterator[None]:
     """Install a handler for `ending_signals`; do nothing outside the main thread, where Python forbids it."""
     is_main_thread = threading.current_thread() is threading.main_thread()

@@ -240,14 +240,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _anonymous_file(size: int) -> IO[bytes]:
-    """Return a file without a name, in memory if there is room; it vanishes with the last process that uses it."""
-    for folder in ("/dev/shm", None):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as made:
-            file = made.enter_context(tempfile.TemporaryFile(dir=folder))
-            file.truncate(size)
-            if size and hasattr(os, "posix_fallocate"):  # without it, a write to a full /dev/shm kills the process
-                os.posix_fallocate(file.fileno(), 0, size)
-            made.pop_all()
-            return file
-    raise RepolicyError(f"ranks need {size:,} bytes to share, and neither /dev/shm nor the temporary folder has them")
+@contextlib.contextmanager
+def _anonymous_file(size: int) -> Iterator[IO[bytes]]:
+    """Open a file without a name; it vanishes with the last process that uses it.
+
+    On Linux it is in memory, but not in /dev/shm, of which Docker gives 64 MB.
+    """
+    with os.fdopen(os.memfd_create("ranks"), "r+b") if sys.platform == "linux" else tempfile.TemporaryFile() as file:
+        file.truncate(size)
+        yield file

@@ -89,7 +89,7 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 @contextlib.contextmanager
 def silent_stdout() -> Iterator[None]:
     """Redirect to stderr what an environment, an add-on or a library prints, from Python or from C."""
-    sys.stdout.flush()
+    print(end="", flush=True)  # unlike sys.stdout.flush, this works without stdout
     with contextlib.ExitStack() as after, contextlib.redirect_stdout(sys.stderr):
         with contextlib.suppress(OSError):  # a program may be started without stdout or stderr
             stdout = os.dup(1)
@@ -100,22 +100,15 @@ def silent_stdout() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_stdout_is_an_error() -> Iterator[None]:
-    """Collect what is printed and write it to stdout at the end; report a full disk in one sentence."""
-    stdout, printed = sys.stdout, io.StringIO()
+def flushed_stdout() -> Iterator[None]:
+    """Write what is printed before Python ends, so that a full disk or a closed pipe is an error like others."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal whose encoding lacks ω shows a question mark
     try:
-        with contextlib.redirect_stdout(printed):
-            yield
+        yield
     finally:
         try:
-            if stdout is not None:  # None where a program is started with a closed stdout
-                encoding = stdout.encoding or "utf-8"
-                # A terminal whose encoding lacks ω shows a question mark.
-                stdout.write(printed.getvalue().encode(encoding, "replace").decode(encoding))
-                stdout.flush()
-        except OSError as error:
-            with contextlib.suppress(OSError):  # at exit, Python would try to write again
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if not isinstance(error, BrokenPipeError):  # as with `| head`, which is no error
-                print(f"repolicy: standard output cannot be written: {error.strerror}", file=sys.stderr)
-            sys.exit(1)
+            print(end="", flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # at exit, Python would try to write again
+            raise
