@@ -4,14 +4,12 @@ Only `load_object` imports code that a user names. For names found in files, `en
 """
 
 import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping
-from importlib.machinery import SourceFileLoader
 from inspect import isgetsetdescriptor, ismodule
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from repolicy.errors import UsageError, in_one_sentence
@@ -137,21 +135,13 @@ def _import_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-class _LoaderWithoutCache(SourceFileLoader):
-    """Compiles the file anew. Python's own cache misses an edit of the same size within the same second."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
 def _import_file(path: Path) -> Any:
-    name = str(path.resolve())  # the path is a unique module name
-    loader = _LoaderWithoutCache(name, name)
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module there
-    if str(path.resolve().parent) not in sys.path:  # so that it can import its neighbours
-        sys.path.append(str(path.resolve().parent))
-    loader.exec_module(module)
+    """Run a file anew. Python's own import could take a cached one for an edit of the same size in the same second."""
+    path = path.resolve()
+    module = ModuleType(str(path))  # the path is a unique module name
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look up their module there
+    if str(path.parent) not in sys.path:  # so that it can import its neighbours
+        sys.path.append(str(path.parent))
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))
     return module

@@ -13,7 +13,7 @@ import pytest
 
 from repolicy.cli import help_page as pages
 from repolicy.cli import main as cli
-from repolicy.cli.options import add_options, defaults_by_prior, docstrings, options
+from repolicy.cli.options import add_options, docstrings, options
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
@@ -89,7 +89,7 @@ def test_no_row_names_an_option_that_no_command_has() -> None:
 @pytest.mark.parametrize("kind", [Settings, Train])
 def test_every_field_has_its_sentence(kind: Any) -> None:
     told = docstrings(kind)
-    assert all(told.get(field.name) for field in fields(kind) if field.name not in ("settings", "reading"))
+    assert all(told.get(field.name) for field in fields(kind) if field.name not in ("named", "reading"))
     assert not any("\n" in sentence for sentence in told.values())
 
 
@@ -132,7 +132,7 @@ def test_what_differs_by_the_prior_is_not_told_as_one_default() -> None:
     space = ActionSpace("continuous", (12,), (-1.0,) * 12, (1.0,) * 12)
     specs = PolicySpec(7, space, hidden=(64,)), PolicySpec(7, space, hidden=(512,), activation="swish")
     every = [asdict(customize_defaults(Policy(spec), steps)) for spec in specs for steps in (10_000, 1_000_000)]
-    examples = [asdict(each) for each in defaults_by_prior()[1]]
+    examples = [asdict(each) for each in Customize.defaults()[1]]
     differ = {name for name in every[0] if any(each[name] != every[0][name] for each in every)} - {"steps"}
     assert "activation" in differ
     assert differ <= {name for name in examples[0] if any(each[name] != examples[0][name] for each in examples)}

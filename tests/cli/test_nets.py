@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("infer --asked a", 2, "the following arguments are required: DATA"),
         ("learn-wish hopper --omega 1", 2, "the following arguments are required: --features, --alpha"),
         ("evaluate {long}", 1, "cannot be read: File name too long"),
-        ("inspect {long}", 1, "xxx…xxx"),
+        ("inspect {long}", 1, "xxx … xxx"),
         ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),
         ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
         ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),

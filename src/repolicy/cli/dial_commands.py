@@ -1,22 +1,13 @@
 """The commands about several weights: dial takes positions between policies, sweep trains a policy at each weight."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import (
-    Command,
-    Named,
-    OpensPolicy,
-    Positional,
-    Repeated,
-    defaults_by_prior,
-    overrides,
-    parse_weight,
-)
+from repolicy.cli.options import Command, CustomizesPrior, Positional, Repeated, Trains, overrides, parse_weight
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
-from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal
+from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Terminal
 
 if TYPE_CHECKING:
     from repolicy.many.positions import DialedPolicy
@@ -137,8 +128,8 @@ def _parse_position(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]
 # The command that customizes at several ω′ ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sweep(OpensPolicy):
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Trains, CustomizesPrior):
     """Choose ω′: customize at several values side by side, and see what each keeps and gains.
 
     Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
@@ -160,23 +151,13 @@ class Sweep(OpensPolicy):
     """Number of points that are trained at the same time, each on one core; 0: one for each physical core."""
     ray: bool = False
     """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
-    noise: int = 0
-    """For a generative policy: the size of its noise input, as in customize."""
-    chunk: int = 1
-    """For a generative policy: the number of successive actions in its output."""
-    sparse: bool = False
-    """Accept an add-on that is constant over some thousand trial steps."""
     episodes: int | None = None
     """Episodes of each evaluation afterwards; by default 50."""
     out: Path | None = None
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
     """Continue the sweep in the folder: new values of --omega are added, other options stay as they were."""
-    settings_file: Annotated[Path | None, Named("settings")] = None
-    """A JSON file of settings; options on the command line override it."""
-    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings without effect here
-    defaults = staticmethod(defaults_by_prior)
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.sweep import sweep

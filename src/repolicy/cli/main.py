@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -22,7 +21,7 @@ from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, describe_error, was_interrupted
-from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
+from repolicy.runs import flushed_stdout, silent_stdout, terminated_as_interrupted
 from repolicy.text import printable, suggest
 
 
@@ -85,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if "_ARGCOMPLETE" in os.environ:
         complete(COMMANDS, {group: commands for group, (_, commands) in GROUPS.items()})
-    with errors_as_exit_codes(), terminated_as_interrupted(), full_stdout_is_an_error():
+    with errors_as_exit_codes(), terminated_as_interrupted(), flushed_stdout():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -173,7 +172,6 @@ def _overview(prog: str, purpose: str, commands: Mapping[str, Any], groups: Mapp
 
 # Errors: a sentence of at most three lines, and an exit code ----------------------------------------------------------
 
-MAX_WORD_LENGTH = 300
 MAX_LINE_LENGTH = 1200
 EXIT_STOPPED = 130  # by Ctrl-C or SIGTERM
 
@@ -189,9 +187,7 @@ def errors_as_exit_codes() -> Iterator[None]:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt as stop:
         _fail(f"stopped{stop}", EXIT_STOPPED)
-    except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # else Python would write to the closed pipe at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as with `| head`, which is no error of ours
         sys.exit(1)
     except OSError as error:
         if error.strerror is None:
@@ -219,10 +215,8 @@ def _execute(command: Any) -> dict[str, Any]:
 
 
 def sentence(text: str) -> str:
-    """Return at most three lines without control characters; words and lines that are too long are cut."""
-    short = re.sub(rf"\S{{{MAX_WORD_LENGTH},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
-    lines = [printable(line) for line in short.splitlines() if line.strip()][:3]
-    return "\n".join(line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]}…" for line in lines)
+    """Return at most three lines, shortened and without control characters."""
+    return "\n".join([printable(line, MAX_LINE_LENGTH) for line in text.splitlines() if line.strip()][:3])
 
 
 def _unexpected_error_sentence(error: BaseException) -> str:

@@ -33,12 +33,6 @@ class Positional(NamedTuple):
     metavar: str
 
 
-class Named(NamedTuple):
-    """Marks a field whose option has another name than the field."""
-
-    name: str
-
-
 class Repeatable(NamedTuple):
     """Marks a field whose option can be repeated, with one value each time."""
 
@@ -85,19 +79,43 @@ class RunsPolicy(OpensPolicy):
         return opened, self.env or env_from_card(opened.card, opened.path, self.trust)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trains(Command):
+    """A command that trains in a folder."""
+
+    resume: bool = False
+    """Continue the run in the folder, if there is one."""
+    settings: Path | None = None
+    """A JSON file of settings; options on the command line override it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomizesPrior(OpensPolicy):
+    """A command that customizes a prior by Residual PPO."""
+
+    noise: int = 0
+    """For a generative policy, which turns observations and noise into actions (ONNX, TorchScript with --trust, or
+    file.py:decode): the size of its noise input. The noise is then the action, and N(0, I) is the prior."""
+    chunk: int = 1
+    """For a generative policy: the number of successive actions in its output."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
+    named: Settings = field(default_factory=Settings)
+
+    @staticmethod
+    def defaults() -> SettingsDefaults:
+        by_shape = [settings_for_shape(64, 1), settings_for_shape(256, 12), settings_for_shape(64, 1, 10_000)]
+        return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
+
+
 def defaults_by_env() -> SettingsDefaults:
     return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
 
-def defaults_by_prior() -> SettingsDefaults:
-    by_shape = [settings_for_shape(64, 1), settings_for_shape(256, 12), settings_for_shape(64, 1, 10_000)]
-    return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
-
-
 def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the settings that a command names, in a file and as options; options override the file."""
-    of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
-    return of_file | command.settings
+    of_file = {} if command.settings is None else read_settings(command.settings, kind)
+    return of_file | command.named
 
 
 def parse_weight(name: str, text: str | None) -> Weight:
@@ -114,7 +132,6 @@ class Option:
     """An option of a command. `path` are the names of the fields that lead to it; the last is a field of `owner`."""
 
     path: tuple[str, ...]
-    name: str
     hint: Any
     owner: type
     default: str  # such as "(default: 64)"
@@ -122,6 +139,10 @@ class Option:
     is_on: bool = False  # a switch that is on by default
     may_be_none: bool = False
     is_repeatable: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path[-1].replace("_", "-")
 
     @property
     def help(self) -> str:
@@ -164,14 +185,13 @@ def _options(cls: type, path: tuple[str, ...], examples: list[Any], defaults: Se
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         field_path = (*path, each.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            nested = settings_examples if each.name == "settings" and settings_examples else values
+            nested = settings_examples if each.name == "named" and settings_examples else values
             yield from _options(hint, field_path, nested, defaults)
             continue
-        name = next((extra.name for extra in extras if isinstance(extra, Named)), each.name)
         metavar = next((extra.metavar for extra in extras if isinstance(extra, Positional)), "")
         all_equal = all(value == values[0] for value in values)
         yield Option(
-            field_path, name.replace("_", "-"), hint, cls,
+            field_path, hint, cls,
             _default_text(values[0]) if all_equal else f"(default: depends on {dependency})", metavar,
             is_on=hint is bool and values[0] is True, may_be_none=None in extras,
             is_repeatable=any(isinstance(extra, Repeatable) for extra in extras),
@@ -281,7 +301,7 @@ def _converter(option: Option, parser: argparse.ArgumentParser) -> Callable[[str
 
 
 def parse(command: type, words: Sequence[str], prog: str) -> Any:
-    """Parse the words into a command; its `settings` become a mapping of those that the words name."""
+    """Parse the words into a command; its `named` settings become a mapping of those that the words name."""
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_options(parser, command)
     parsed, unknown = parser.parse_known_args(list(words))
@@ -296,7 +316,7 @@ def parse(command: type, words: Sequence[str], prog: str) -> Any:
     for each in fields(command):
         if is_dataclass(hints[each.name]):
             named = values.get(each.name, {})
-            values[each.name] = named if each.name == "settings" else hints[each.name](**named)  # type: ignore[operator]
+            values[each.name] = named if each.name == "named" else hints[each.name](**named)  # type: ignore[operator]
     return command(**values)
 
 

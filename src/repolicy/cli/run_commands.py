@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from repolicy.cli.options import (
     Command,
-    Named,
+    CustomizesPrior,
     Positional,
     Repeated,
+    Trains,
     defaults_by_env,
-    defaults_by_prior,
     overrides,
     parse_weight,
 )
@@ -19,7 +19,6 @@ from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, soft
 from repolicy.objective_names import objective_by_name
-from repolicy.readers.reading import Options
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal, torchrun_place
 
 if TYPE_CHECKING:
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Command):
-    """A command that trains a policy in the folder of a run."""
+class Run(Trains):
+    """A command that trains one policy."""
 
-    resume: bool = False
-    """Continue the run in the folder, if there is one."""
-    settings_file: Annotated[Path | None, Named("settings")] = None
-    """A JSON file of settings; options on the command line override it."""
     env_timeout: float | None = None
     """Stop the run if an environment step takes more seconds than this; a minute is reported in any case."""
     wandb: str | None = None
@@ -65,7 +60,7 @@ class Train(Run):
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
-    settings: Settings = field(default_factory=Settings)
+    named: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = BUDGETS  # settings without effect here
     defaults = staticmethod(defaults_by_env)
 
@@ -96,7 +91,7 @@ class Train(Run):
 
 
 @dataclass(frozen=True)
-class Customize(Run):
+class Customize(Run, CustomizesPrior):
     """Give a trained policy a new requirement, without the reward that trained it.
 
     Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
@@ -124,8 +119,6 @@ class Customize(Run):
     old reward if ω′ is left out or is a range; with one value of ω′ it is 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: separate omega and alpha; kl: omega equal to alpha; greedy: the add-on alone."""
-    env: str | None = None
-    """Environment; by default the one that the prior was trained in."""
     observe: str = ""
     """For a Dict observation, parts that the policy sees: KEY or KEY,KEY; by default the one that fits the prior."""
     observe_critic: str = ""
@@ -136,19 +129,9 @@ class Customize(Run):
     what cannot be copied; FILE: it starts as another policy of the prior's shape, such as one that plan saved."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
-    noise: int = 0
-    """For a generative policy, which turns observations and noise into actions (ONNX, TorchScript with --trust, or
-    file.py:decode): the size of its noise input. The noise is then the action, and N(0, I) is the prior."""
-    chunk: int = 1
-    """For a generative policy: the number of successive actions in its output."""
-    sparse: bool = False
-    """Accept an add-on that is constant over some thousand trial steps."""
     report: bool = True
     """At the end, evaluate and film the prior and the result, and write report.html into the folder."""
-    reading: Options = field(default_factory=Options)
-    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = ACTOR_SETTINGS  # settings without effect here
-    defaults = staticmethod(defaults_by_prior)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
