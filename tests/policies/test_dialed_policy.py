@@ -276,9 +276,7 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--at 0.3", "name one value for each"),
         ("--at omega=0.3", "name one value for each, such as omega = 0.3, quiet = 1"),
-        ("--at omega=0.3 --at quite=1", "name one value for each"),
         ("--at omega=0.3 --at omega=0.4", "give one number, or, of several dials"),
         ("--at omega=0.3 --at quiet=x", "must be a number or NAME=NUMBER"),
         ("--at omega=0 --at quiet=1", "omega is 0.0; it must be a number above 0"),

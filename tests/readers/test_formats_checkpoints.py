@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import (
-    COUNT,
-    assert_equal,
-    assert_scored,
-    describe,
-    log_prob,
-    mean,
-    observations,
-    random,
-    recognized,
-    stirred,
-)
+from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, random, recognized
 from made_checkpoints import Agent, class_named, mlp, named, saved, seen_by_rsl_rl, settings
 from torch import nn
 
@@ -169,30 +158,6 @@ def test_skrl(version: int, tmp_path: Path) -> None:
     assert_scored(described, obs, dist)
 
 
-def test_skrls_own_modules(tmp_path: Path) -> None:
-    skrl = pytest.importorskip("skrl.utils.model_instantiators.torch")
-    scaler = pytest.importorskip("skrl.resources.preprocessors.torch").RunningStandardScaler(5)
-    spaces = pytest.importorskip("gymnasium").spaces
-    network = [{"name": "net", "input": "OBSERVATIONS", "layers": [8, 7], "activations": "elu"}]
-    model = skrl.gaussian_model(
-        observation_space=spaces.Box(-1, 1, (5,)),
-        action_space=spaces.Box(-1, 1, (2,)),
-        network=network,
-        output="ACTIONS",
-    )
-    obs = observations(5, 6.0)
-    model.act({"observations": obs}, role="policy")  # only now its layers have sizes
-    stirred(model)
-    scaler(obs + 1.0, train=True)
-    kept = {"policy": model.state_dict(), "value": {}, "observation_preprocessor": scaler.state_dict()}
-    described = describe(saved(tmp_path / "agent.pt", kept))
-    with torch.no_grad():
-        inputs = {"observations": scaler(obs)}
-        actions, outputs = model.act(inputs, role="policy")
-        assert_equal(log_prob(described, obs, actions), outputs["log_prob"])
-        assert_equal(mean(described, obs), outputs["mean_actions"])
-
-
 # CleanRL --------------------------------------------------------------------------------------------------------------
 def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> None:
     path = real("cleanrl/halfcheetah.cleanrl_model")
@@ -249,12 +214,6 @@ def test_cleanrls_squashed_policies(soft: bool, tmp_path: Path) -> None:
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------
-def state(kind: Any, **attributes: Any) -> Any:
-    made = kind()
-    made.__dict__.update(attributes)
-    return made
-
-
 @pytest.mark.parametrize("dict_observations", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
 def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +228,13 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
         if norm and i < 2:
             layers[f"LayerNorm_{i}"] = {"scale": generator.normal(size=b), "bias": generator.normal(size=b)}
     mu, std = generator.normal(size=5).astype("f4"), generator.uniform(0.5, 2.0, 5).astype("f4")
-    statistics = class_named(monkeypatch, "brax.training.acme.running_statistics.RunningStatisticsState")
+    statistics = class_named(monkeypatch, "brax.training.acme.running_statistics.RunningStatisticsState")()
     other = np.zeros(7, "f4")
-    seen = {"state": mu, "privileged_state": other} if dict_observations else mu
-    deviation = {"state": std, "privileged_state": other + 1} if dict_observations else std
+    statistics.mean = {"state": mu, "privileged_state": other} if dict_observations else mu
+    statistics.std = {"state": std, "privileged_state": other + 1} if dict_observations else std
+    statistics.count = np.float32(1e4)
     kept = (
-        state(statistics, mean=seen, std=deviation, count=np.float32(1e4), summed_variance=seen),
+        statistics,
         {"params": layers},
         {"params": {"hidden_0": layers["hidden_0"], "BatchNorm_0": {}}},  # a critic that could not be copied
     )

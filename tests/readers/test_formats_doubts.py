@@ -10,7 +10,7 @@ import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
-from made_checkpoints import Agent, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
+from made_checkpoints import Agent, Seen, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
 from made_graphs import graph, node, onnx, script, stacked
 from made_sb3 import Still, contrib, made, sb3
 from torch import nn
@@ -187,25 +187,10 @@ def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
         describe(saved(tmp_path / "four.pt", state | {"actor_logstd": torch.zeros(1, 4)}))
 
 
-@pytest.mark.parametrize("extra", ["log_std", "std", "obs_rms.mean"])
-def test_an_actor_and_a_critic_with_more_beside_them_are_no_choice(extra: str, tmp_path: Path) -> None:
-    """The models of rsl_rl and of many a tutorial, whose actions are continuous."""
-    kept = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1), nn.ELU))
-    assert "taken as the logits of one choice" in describe(saved(tmp_path / "choice.pt", kept)).notes[-1]
-    with pytest.raises(FileError, match="no policy of a known layout.*export it to ONNX or TorchScript"):
-        describe(saved(tmp_path / "model.pt", kept | {extra: torch.ones(3)}))
-
-
 def test_a_file_of_code_is_told_from_a_policys(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine: ...")
     with pytest.raises(FileError, match=r"mine.py holds code \(name what is in it, .*mine.py:NAME; an environment"):
         describe(tmp_path / "mine.py")
-
-
-def test_a_distribution_of_returns_is_no_row_of_values(tmp_path: Path) -> None:
-    kept = named("network", mlp((5, 8, 6), nn.ReLU)) | {"atoms": torch.linspace(-1.0, 1.0, 3)}
-    with pytest.raises(FileError, match="a dict of network.0.weight.*no policy of a known layout"):
-        describe(saved(tmp_path / "c51.pt", kept), Options(temperature=1.0))
 
 
 def test_a_whole_module_is_told_as_such(tmp_path: Path) -> None:
@@ -270,19 +255,13 @@ def test_a_student_without_a_std_has_no_second_half(told: str, tmp_path: Path) -
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------
-class Statistics:
-    """As Brax keeps them, whether they were used or not."""
-
-    def __init__(self) -> None:
-        self.mean, self.std, self.count = np.full(5, 0.3), np.full(5, 2.0), 9.0
-
-
 @pytest.mark.parametrize("parts", [2, 3])
 def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
     """Three parts are PPO's. Two may be SAC's, whose default is another activation."""
     path = brax_file(tmp_path / "params")
     _, layers = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps((Statistics(), layers, layers)[:parts]))
+    statistics = Seen(mean=np.full(5, 0.3), std=np.full(5, 2.0), count=9.0)  # whether they were used or not
+    path.write_bytes(pickle.dumps((statistics, layers, layers)[:parts]))
     first, second = (layers["params"][f"hidden_{n}"] for n in (0, 1))
 
     def policy(inputs: np.ndarray) -> np.ndarray:
@@ -321,9 +300,3 @@ def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
     layer = {"kernel": random(5, 4), "bias": random(3)}
     with pytest.raises(FileError, match=r"4 units has biases of shape \[3\]"):
         describe(brax_file(tmp_path / "params", hidden_0=layer))
-
-
-def test_statistics_of_another_size_are_refused_for_brax_too(tmp_path: Path) -> None:
-    np.savez(tmp_path / "other.npz", mean=np.zeros(3), var=np.ones(3))
-    with pytest.raises(FileError, match="other.npz has statistics of 3 numbers, and the policy takes 5"):
-        describe(brax_file(tmp_path / "params"), Options(vecnormalize=str(tmp_path / "other.npz")))

@@ -25,6 +25,8 @@ from repolicy.readers.reading import MIN_STD, Options
 # Layers of the user's own ---------------------------------------------------------------------------------------------
 SQUASHED = squashed("fc_mean", "fc_logstd")
 GAUSSIAN = named("actor_mean", mlp((5, 8, 2), nn.Tanh)) | {"actor_logstd": torch.zeros(1, 2)}
+CHOICE = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1), nn.ELU))
+VALUES = named("network", mlp((5, 8, 6), nn.ReLU))
 
 
 @pytest.mark.parametrize(
@@ -34,12 +36,15 @@ GAUSSIAN = named("actor_mean", mlp((5, 8, 2), nn.Tanh)) | {"actor_logstd": torch
         (SQUASHED, named("ln1", nn.LayerNorm(8))),
         (SQUASHED, named("bn1", nn.BatchNorm1d(8))),
         (GAUSSIAN, named("encoder", nn.Linear(5, 5))),
+        (CHOICE, {"log_std": torch.ones(3)}),  # as of many a tutorial, whose actions are continuous
+        (VALUES, {"atoms": torch.ones(3)}),  # distributions of returns
     ],
 )
-def test_a_layer_that_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, own: Any, tmp_path: Path) -> None:
-    assert describe(saved(tmp_path / "theirs.pth", made)).library == "CleanRL"
+def test_what_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, own: Any, tmp_path: Path) -> None:
+    options = Options(temperature=1.0 if made is VALUES else None)
+    assert describe(saved(tmp_path / "theirs.pth", made), options).library == "CleanRL"
     with pytest.raises(FileError, match="no policy of a known layout.*export it to ONNX or TorchScript"):
-        describe(saved(tmp_path / "mine.pth", made | own))
+        describe(saved(tmp_path / "mine.pth", made | own), options)
 
 
 def test_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:

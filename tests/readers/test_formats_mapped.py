@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
-from made_checkpoints import mlp, named, saved
+from made_checkpoints import Seen, mlp, named, saved
 from safetensors.torch import save_file
 from torch import nn
 
@@ -117,11 +117,7 @@ def test_a_users_last_layer_of_means_and_log_stds(tmp_path: Path) -> None:
 
 
 # tianshou -------------------------------------------------------------------------------------------------------------
-class RunningMeanStd:
-    """As tianshou keeps statistics: an object, of which only what it remembers is read."""
-
-    def __init__(self) -> None:
-        self.mean, self.var, self.count, self.clip_max, self.eps = MEAN.numpy(), VAR.numpy(), 77.0, 10.0, 1e-7
+STATISTICS = Seen(mean=MEAN.numpy(), var=VAR.numpy(), count=77.0, clip_max=10.0)  # as tianshou keeps them
 
 
 @pytest.mark.parametrize("kind", ["PPO 1", "PPO 2", "SAC", "conditioned", "TD3 or DDPG", "choice"])
@@ -137,7 +133,7 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
     roots = {"PPO 1": ("actor.", "_actor_critic.actor."), "TD3 or DDPG": ("actor.", "actor_old.")}
     model = {f"{root}{name}": each for root in roots.get(kind, ("policy.actor.",)) for name, each in actor.items()}
     model |= named("critic_old" if kind == "SAC" else "critic", mlp((5, 8, 1), nn.Tanh))
-    kept = model if kind in ("SAC", "TD3 or DDPG") else {"model": model, "obs_rms": RunningMeanStd()}
+    kept = model if kind in ("SAC", "TD3 or DDPG") else {"model": model, "obs_rms": STATISTICS}
     path, obs = saved(tmp_path / "policy.pth", kept), observations(5, 4.0)
     with torch.no_grad():
         inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
@@ -186,7 +182,7 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
 
 
 def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
-    path, actor = booster(tmp_path, obs_rms=RunningMeanStd())
+    path, actor = booster(tmp_path, obs_rms=STATISTICS)
     with pytest.raises(FileError, match=f'"{BOOSTER}, normalizer=obs_rms"'):
         describe(path)
     obs = observations(5, 4.0)
