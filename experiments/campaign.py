@@ -34,7 +34,7 @@ def make_parser(
     settings: a default for each option, whose type decides what the option accepts. A list holds the choices, a tuple
         means several values, a type means no default. A dictionary is passed to argparse.
     """
-    stem = name.rpartition(".")[2]
+    stem = name.removeprefix("experiments.").replace(".", "/")
     campaign_options: dict[str, Any] = {
         "ledger": Path(f"results/{stem}.jsonl"),
         "runs": Path(f"runs/{stem}"),
@@ -63,7 +63,7 @@ def make_parser(
 
 def program(
     *takes: str, draw: Callable[[Rows, Path], None] | None = None, **settings: Any
-) -> Callable[[Callable[[Options], Any]], Callable[[], None]]:
+) -> Callable[[Callable[[Options], Any]], Callable[..., None]]:
     """Decorate the last function of a file to make the file a program, with the options of `make_parser`.
 
     The function returns measurements by key, or a list of runs, or nothing. Those that the ledger lacks are made. With
@@ -72,12 +72,12 @@ def program(
     if draw:
         settings["picture"] = Path
 
-    def decorate(main: Callable[[Options], Any]) -> Callable[[], None]:
+    def decorate(main: Callable[[Options], Any]) -> Callable[..., None]:
         module: Any = main.__globals__
 
-        def run() -> None:
+        def run(words: list[str] | None = None) -> None:
             name = module["__spec__"].name.removesuffix(".__main__")
-            options = make_parser(name, module["__doc__"], takes, **settings).parse_args()
+            options = make_parser(name, module["__doc__"], takes, **settings).parse_args(words)
             if draw and options.picture:
                 return draw(finished_rows(Ledger(options.ledger)), options.picture)
             work, prefixes = main(options), tuple(options.only if "only" in takes else [""])

@@ -1,4 +1,4 @@
-"""Write the tables (and pictures) of README and docs from `results/`, so that no number is typed by hand.
+"""Write the tables of README and docs from `results/`, so that no number is typed by hand.
 
 python -m experiments.tables            # write
 python -m experiments.tables --check    # exit 1 if a table is not what the results say
@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 
@@ -257,14 +258,15 @@ def kept_share(row: Row) -> float:
     return float(curve[~np.isnan(curve)][-1]) / reference
 
 
-def read_llm_table(name: str, index: int | None = None) -> Callable[[], str]:
-    """Return a function that reads the page of a program of `experiments.llm`: all its tables, or one of them."""
+def llm_table(program: str, index: int | None = None) -> Callable[[], str]:
+    """Return a function that writes the tables of a program of `experiments.llm`, or one of them."""
 
-    def read() -> str:
-        _, *tables = (RESULTS / "llm" / f"{name}.md").read_text().strip().split("\n\n")  # without the first sentence
-        return "\n\n".join(tables) if index is None else tables[index]
+    def write() -> str:
+        module = import_module(f"experiments.llm.{program}")  # it needs the extra `llm`
+        text: str = module.table([*read_ledger(f"llm/{program}.jsonl").values()])
+        return text if index is None else text.split("\n\n")[index]
 
-    return read
+    return write
 
 
 TABLES: Tables = page_tables(Results(read_ledger("paper.jsonl"))) | {
@@ -300,12 +302,11 @@ TABLES: Tables = page_tables(Results(read_ledger("paper.jsonl"))) | {
     "found": lambda: found_settings.table([*read_ledger("found.jsonl").values()]),
     "real_robot": lambda: real_robot.table([*read_ledger("real_robot.jsonl").values()]),
     "llm_programs": llm_programs,
-    "llm_optimum": read_llm_table("frontier", 0),
-    "llm_distance": read_llm_table("frontier", 1),
-    "llm_controls": read_llm_table("frontier", 2),
-    **{f"llm_{name}": read_llm_table(name) for name in PROGRAMS if name != "frontier"},
+    "llm_optimum": llm_table("frontier", 0),
+    "llm_distance": llm_table("frontier", 1),
+    "llm_controls": llm_table("frontier", 2),
+    **{f"llm_{name}": llm_table(name) for name in PROGRAMS if name != "frontier"},
 }
-PICTURES = ("frontier", "labels")  # of results/llm, copied into the docs
 
 
 @campaign.program(check=False)
@@ -314,11 +315,5 @@ def main(options: campaign.Options) -> None:
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         if update_page(path, TABLES, options.check):
             stale.append(path.name)
-    for name in PICTURES:
-        source, target = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"
-        if target.read_bytes() != source.read_bytes():
-            stale.append(target.name)
-            if not options.check:
-                target.write_bytes(source.read_bytes())
     print(f"{'stale' if options.check else 'written'}: {', '.join(stale) or 'none'}")
     sys.exit(1 if options.check and stale else 0)

@@ -14,11 +14,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("program", choices=[*PROGRAMS, "tiny"])
     parser.add_argument("settings", nargs=argparse.REMAINDER, help="PROGRAM --help names them")
     options = parser.parse_args(words)
-    module = import_module(f"experiments.llm.{options.program}")
-    if options.program == "tiny":
-        module.make()
-    else:
-        module.PROGRAM.main(options.program, module.__doc__, options.settings)
+    import_module(f"experiments.llm.{options.program}").main(options.settings)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,14 @@
 """Omega from a budget on the expected log prior, from two starts, by two trainers: python -m experiments.llm budget."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, job_grid
-from experiments.llm.toy import measure, policy_log_probs
-from experiments.llm.toy_training import open_world, train_online
+from experiments.llm.jobs import PRIORS, Job, job_grid, measurements
+from experiments.llm.toy import policy_log_probs
+from experiments.llm.toy_training import compare_with_optimum, open_world, train_online
 from experiments.pages import markdown_table
 from repolicy.objective import residual
-
-USUAL = {
-    **{"nats": 2.0, "methods": ("whole", "rloo"), "starts": (0.1, 0.4), "alpha": 0.2, "seeds": 1, "steps": 400},
-    **{"samples": 64, "drawn": 8192, "rate": 0.05},
-}
-
-
-def jobs(settings: Any) -> list[Job]:
-    common = ("nats", "alpha", "steps", "samples", "drawn", "rate")
-    return job_grid(settings, common, seed=range(settings.seeds), method=settings.methods, start=settings.starts)
 
 
 def run(job: Job, priors: Path) -> Row:
@@ -29,9 +18,10 @@ def run(job: Job, priors: Path) -> Row:
         folder, residual(job["start"], job["alpha"]), job["method"], length=toy.length, steps=job["steps"],
         samples=job["samples"], seed=job["seed"], budget=(job["nats"], job["rate"], job["drawn"]),
     )  # fmt: skip
-    own = float((log_prior.exp() * log_prior).sum())
-    after = measure(toy, residual(values["omega"], job["alpha"]), policy_log_probs(toy, model), log_prior)
-    return {**values, "own_exact": own, "spent": own - after.log_prior, "after": asdict(after)}
+    objective = residual(values["omega"], job["alpha"])
+    found = compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
+    own = found["before"]["log_prior"]
+    return {**values, "own_exact": own, "spent": own - found["after"]["log_prior"], **found}
 
 
 def table(rows: list[Row]) -> str:
@@ -44,4 +34,11 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
 
 
-PROGRAM = Program(USUAL, jobs, run, table)
+@campaign.program(
+    "ledger", priors=PRIORS, nats=2.0, methods=("whole", "rloo"), starts=(0.1, 0.4), alpha=0.2, seeds=1, steps=400,
+    samples=64, drawn=8192, rate=0.05,
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Measurements:
+    common = ("nats", "alpha", "steps", "samples", "drawn", "rate")
+    jobs = job_grid(options, common, seed=range(options.seeds), method=options.methods, start=options.starts)
+    return measurements(jobs, run, options.priors)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments import campaign
 from experiments.ledger import Row, group_by
-from experiments.llm.program import Job, Program
+from experiments.llm.jobs import PRIORS, Job, measurements
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
 from experiments.llm.toy_training import compare_with_optimum, load, open_world, train_online
 from experiments.pages import markdown_table
@@ -20,19 +21,7 @@ from repolicy.llm import dial
 from repolicy.llm.mixing import mixed_log_probs, mixture
 from repolicy.objective import Objective, residual
 
-USUAL = {
-    **{"omegas": (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4), "anchors": (0.1, 0.4), "single": 0.2, "alpha": 0.2},
-    **{"seeds": 3, "steps": 2400, "prior_share": 0.25},
-}
 KINDS = ("one anchor", "two anchors")  # between exact policies, and the second between trained ones, too
-
-
-def jobs(settings: Any) -> list[Job]:
-    common = {name: getattr(settings, name) for name in ("alpha", "steps", "prior_share")}
-    common |= {"omegas": list(settings.omegas)}
-    one: Job = {"kind": "one anchor", "anchors": [settings.single], "seed": None, **common}
-    two: Job = {"kind": "two anchors", "anchors": list(settings.anchors), "seed": None, **common}
-    return [one, two, *({**two, "seed": seed} for seed in range(settings.seeds)), {"kind": "cost"}]
 
 
 def run(job: Job, priors: Path) -> Row:
@@ -103,4 +92,14 @@ def table(rows: list[Row]) -> str:
     return text
 
 
-PROGRAM = Program(USUAL, jobs, run, table)
+@campaign.program(
+    "ledger", priors=PRIORS, omegas=(0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4), anchors=(0.1, 0.4), single=0.2, alpha=0.2,
+    seeds=3, steps=2400, prior_share=0.25,
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Measurements:
+    common = {name: getattr(options, name) for name in ("alpha", "steps", "prior_share")}
+    common |= {"omegas": list(options.omegas), "seed": None}
+    one = {"kind": "one anchor", "anchors": [options.single], **common}
+    two = {"kind": "two anchors", "anchors": list(options.anchors), **common}
+    jobs = [one, two, *({**two, "seed": seed} for seed in range(options.seeds)), {"kind": "cost"}]
+    return measurements(jobs, run, options.priors)

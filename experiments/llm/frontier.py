@@ -4,24 +4,20 @@ Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped 
 text has one length.
 """
 
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
+from experiments import campaign
 from experiments.ledger import Row, group_by
-from experiments.llm.program import Job, Program, kl_cell
+from experiments.llm.jobs import PRIORS, Job, kl_cell, measurements
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
-from experiments.llm.toy_training import compare_with_optimum, open_world, train_offline, train_online
+from experiments.llm.toy_training import compare_with_optimum, open_world, run_online, train_offline
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
-USUAL = {
-    **{"omegas": (0.0, 0.1, 0.2, 0.3, 0.4, 0.6), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64, "rate": 1e-3},
-    **{"pairs": 8192, "controls": True},
-}
 COLUMNS = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
 METHODS = {"whole": "online, whole", "onward": "online, onward", "decomposed": "offline"}
 DOTS = METHODS | {"grpo": "stock GRPO", "rloo": "RLOO recipe"}
@@ -54,18 +50,15 @@ def jobs(settings: Any) -> list[Job]:
 
 
 def run(job: Job, priors: Path) -> Row:
-    """Train once; the measures of the prior (before) and of what came out, against the exact optimum."""
+    """Train once; the measures of the prior, of what came out and of the exact optimum."""
+    if job["method"] != "decomposed":
+        return run_online(job, priors)
     toy, folder, log_prior = open_world(job["world"], priors)
     objective, seed = residual(job["omega"], job["alpha"]), job["seed"]
-    if job["method"] == "decomposed":
-        both = sample_responses(toy, log_prior, 2 * job["pairs"], seed=100 + seed)
-        pairs = labelled_pairs(both[: job["pairs"]], both[job["pairs"] :], seed=200 + seed)
-        model = train_offline(folder, objective, pairs, seed=seed)
-    else:
-        how = {name: job[name] for name in ("steps", "samples", "seed", "rate")}
-        model, _ = train_online(folder, objective, job["method"], length=toy.length, **how)
-    before = asdict(measure(toy, objective, log_prior, log_prior))
-    return {"before": before, **compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))}
+    both = sample_responses(toy, log_prior, 2 * job["pairs"], seed=100 + seed)
+    pairs = labelled_pairs(both[: job["pairs"]], both[job["pairs"] :], seed=200 + seed)
+    model = train_offline(folder, objective, pairs, seed=seed)
+    return compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
 
 
 def table(rows: list[Row]) -> str:
@@ -85,11 +78,11 @@ def table(rows: list[Row]) -> str:
     return "\n\n".join(map(markdown_table, heads, (best, distances, controls)))
 
 
-def draw(rows: list[Row], priors: Path, file: Path) -> None:
+def draw(rows: campaign.Rows, file: Path) -> None:
     """Draw add-on reward, length and entropy over omega, and the trade-off: lines are exact, dots were trained."""
-    standard = [row for row in rows if row["job"]["world"] == "standard"]
+    standard = [row for row in rows.values() if row["job"]["world"] == "standard"]
     alpha, most = standard[0]["job"]["alpha"], max(row["job"]["omega"] for row in standard)
-    toy, _, log_prior = open_world("standard", priors)
+    toy, _, log_prior = open_world("standard", PRIORS)
     objectives = [residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)]
     best = [measure(toy, each, optimum(each, log_prior, toy.rewards), log_prior) for each in objectives]
     of = dict(sorted(group_by(standard, lambda row: row["job"]["method"]).items()))
@@ -113,4 +106,9 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     plt.close(figure)
 
 
-PROGRAM = Program(USUAL, jobs, run, table, draw)
+@campaign.program(
+    "ledger", priors=PRIORS, omegas=(0.0, 0.1, 0.2, 0.3, 0.4, 0.6), alpha=0.2, seeds=3, steps=300, samples=64,
+    rate=1e-3, pairs=8192, controls=True, draw=draw,
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Measurements:
+    return measurements(jobs(options), run, options.priors)

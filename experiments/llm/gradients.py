@@ -6,26 +6,21 @@ Compared is the expected gradient of each with that of the objective, for random
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, job_grid
+from experiments.llm.jobs import Job, job_grid, measurements
 from experiments.pages import markdown_table
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-USUAL = {"vocabulary": 4, "length": 4, "draws": 20}  # of the tokens, the first ends a response
 
 
-def jobs(settings: Any) -> list[Job]:
-    return job_grid(settings, USUAL)
-
-
-def run(job: Job, priors: Path) -> Row:
+def run(job: Job) -> Row:
     """Return cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
     rows = list_responses(job["vocabulary"], job["length"])
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*KL_TERMS, *ENTROPY_TERMS)}
@@ -42,7 +37,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def list_responses(vocabulary: int, length: int) -> list[list[int]]:
-    """Return every response: up to the end token 0, or cut off at the length."""
+    """Return every response: up to the end token 0, which is the first of the vocabulary, or cut off at the length."""
     ended: list[list[int]] = []
     going: list[list[int]] = [[]]
     for _ in range(length):
@@ -138,4 +133,7 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["expected gradient of", "cosine with the exact one", "relative length"], lines)
 
 
-PROGRAM = Program(USUAL, jobs, run, table)
+@campaign.program("ledger", vocabulary=4, length=4, draws=20)
+def main(options: campaign.Options) -> campaign.Measurements:
+    jobs = job_grid(options, ("vocabulary", "length", "draws"))
+    return measurements(jobs, lambda job, _: run(job), Path())

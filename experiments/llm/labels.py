@@ -4,26 +4,20 @@ N pairs are 2N responses and N judgements. `responses`: cross-entropy sees the s
 its own; `judgements`: it sees N of them. One judge rules all: σ of the difference of two rewards, or σ(reward − 0.5).
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, job_grid, mean_and_spread
-from experiments.llm.toy import labelled_pairs, labelled_responses, measure, policy_log_probs, sample_responses
-from experiments.llm.toy_training import open_world, train_offline
+from experiments.llm.jobs import PRIORS, Job, job_grid, mean_and_spread, measurements
+from experiments.llm.toy import labelled_pairs, labelled_responses, policy_log_probs, sample_responses
+from experiments.llm.toy_training import compare_with_optimum, open_world, train_offline
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
-USUAL = {"pairs": (64, 256, 1024, 4096), "seeds": 5, "omega": 0.2, "alpha": 0.2, "rate": 3e-4}
 METHODS = ("dpo", "responses", "judgements", "responses, no offset")
-
-
-def jobs(settings: Any) -> list[Job]:
-    common = ("omega", "alpha", "rate")
-    return job_grid(settings, common, seed=range(settings.seeds), pairs=settings.pairs, method=METHODS)
 
 
 def run(job: Job, priors: Path) -> Row:
@@ -40,8 +34,7 @@ def run(job: Job, priors: Path) -> Row:
         rows = labelled_responses(texts[:count] if method == "judgements" else texts, seed=400 + job["seed"])
         settings |= {"method": "cross_entropy", "offset": "no offset" not in method}
     model = train_offline(folder, objective, rows, batch=batch if method == "dpo" else 2 * batch, **settings)
-    found = {"before": log_prior, "after": policy_log_probs(toy, model)}
-    return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
+    return compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
 
 
 def table(rows: list[Row]) -> str:
@@ -56,8 +49,9 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["pairs", "runs", "before", *METHODS], lines)
 
 
-def draw(rows: list[Row], priors: Path, file: Path) -> None:
+def draw(found: campaign.Rows, file: Path) -> None:
     """Draw KL over the size of the preference set: a line of means for each method, a dot for each run."""
+    rows = [*found.values()]
     figure, panel = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for method in METHODS:
         runs = [row for row in rows if row["job"]["method"] == method]
@@ -76,4 +70,10 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     plt.close(figure)
 
 
-PROGRAM = Program(USUAL, jobs, run, table, draw)
+@campaign.program(
+    "ledger", priors=PRIORS, pairs=(64, 256, 1024, 4096), seeds=5, omega=0.2, alpha=0.2, rate=3e-4, draw=draw
+)
+def main(options: campaign.Options) -> campaign.Measurements:
+    common = ("omega", "alpha", "rate")
+    jobs = job_grid(options, common, seed=range(options.seeds), pairs=options.pairs, method=METHODS)
+    return measurements(jobs, run, options.priors)

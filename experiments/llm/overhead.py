@@ -18,8 +18,9 @@ from datasets import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program
+from experiments.llm.jobs import Job, job_grid, measurements
 from experiments.llm.toy import END, new_model, new_tokenizer
 from experiments.llm.toy_training import addon_reward, load, scratch_settings, trained
 from experiments.pages import markdown_table
@@ -32,6 +33,10 @@ TRAINERS: dict[str, dict[bool, tuple[Any, Any]]] = {  # of TRL, and ours
     "DPO": {False: (DPOTrainer, DPOConfig), True: (DecomposedDPOTrainer, DecomposedDPOConfig)},
     "KTO": {False: (KTOTrainer, KTOConfig), True: (CrossEntropyDPOTrainer, CrossEntropyDPOConfig)},
     "GRPO": {False: (GRPOTrainer, GRPOConfig), True: (ResidualGRPOTrainer, ResidualGRPOConfig)},
+}
+KINDS = {  # device -> parents, and tokens of a response
+    "cpu": [("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64)],
+    "cuda": [("DPO", 255), ("KTO", 255), ("GRPO", 128)],
 }
 # Settings in which the parent means what ours does.
 ALIKE: dict[str, dict[str, str]] = {"DPO": {}, "KTO": {"loss_type": "apo_zero_unpaired"}}
@@ -54,13 +59,6 @@ def gpu_time() -> float:
     return time.perf_counter()
 
 
-def jobs(settings: Any) -> list[Job]:
-    size = {"steps": settings.steps, "turns": settings.turns, "device": settings.device}
-    kinds = {"cpu": [("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64)]}
-    kinds["cuda"] = [("DPO", 255), ("KTO", 255), ("GRPO", 128)]
-    return [{"parent": parent, "tokens": tokens, **size} for parent, tokens in kinds[settings.device]]
-
-
 def untrained(device: str) -> Any:
     """Return a tiny Llama, or, for a GPU, what has the size of Qwen2.5-0.5B."""
     if device == "cpu":
@@ -70,7 +68,7 @@ def untrained(device: str) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=151_936, **sizes, **heads))
 
 
-def run(job: Job, priors: Path) -> Row:
+def run(job: Job, _: Path) -> Row:
     """Measure the median milliseconds of a step of parent and child, and on a GPU the most gigabytes."""
     times: dict[bool, list[float]] = {False: [], True: []}
     memory: dict[str, float] = {}
@@ -133,4 +131,8 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference", *memory_too], lines)
 
 
-PROGRAM = Program({"steps": 12, "turns": 6, "device": {"choices": ["cpu", "cuda"], "default": "cpu"}}, jobs, run, table)
+@campaign.program("ledger", steps=12, turns=6, device={"choices": KINDS, "default": "cpu"})
+def main(options: campaign.Options) -> campaign.Measurements:
+    [size] = job_grid(options, ("steps", "turns", "device"))
+    jobs = [{"parent": parent, "tokens": tokens, **size} for parent, tokens in KINDS[options.device]]
+    return measurements(jobs, run, Path())

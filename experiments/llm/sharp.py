@@ -1,34 +1,18 @@
 """Two remedies for sharp targets (omega of 3 alpha and more) on the toy: python -m experiments.llm sharp."""
 
-from pathlib import Path
 from typing import Any
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, job_grid, kl_cell
-from experiments.llm.toy import policy_log_probs
-from experiments.llm.toy_training import compare_with_optimum, open_world, train_online
+from experiments.llm.jobs import PRIORS, job_grid, kl_cell, measurements
+from experiments.llm.toy_training import run_online
 from experiments.pages import markdown_table
-from repolicy.objective import residual
 
-USUAL = {"omegas": (0.6, 0.1, 0.2, 0.3), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64}
 MENDS: dict[str, dict[str, Any]] = {
     "none": {},
     "omega_schedule 0.6": {"omega_schedule": 0.6},
     "prior_share 0.25": {"prior_share": 0.25},
 }
-
-
-def jobs(settings: Any) -> list[Job]:
-    common = ("alpha", "steps", "samples")
-    return job_grid(settings, common, seed=range(settings.seeds), omega=settings.omegas, mend=MENDS)
-
-
-def run(job: Job, priors: Path) -> Row:
-    """Train once, and compare the policy with the exact optimum."""
-    toy, folder, log_prior = open_world("standard", priors)
-    objective, how = residual(job["omega"], job["alpha"]), {name: job[name] for name in ("steps", "samples", "seed")}
-    model, _ = train_online(folder, objective, length=toy.length, **how, **MENDS[job["mend"]])
-    return compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
 
 
 def table(rows: list[Row]) -> str:
@@ -40,4 +24,8 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["omega", *MENDS], lines)
 
 
-PROGRAM = Program(USUAL, jobs, run, table)
+@campaign.program("ledger", priors=PRIORS, omegas=(0.6, 0.1, 0.2, 0.3), alpha=0.2, seeds=3, steps=300, samples=64)
+def main(options: campaign.Options) -> campaign.Measurements:
+    common = ("alpha", "steps", "samples")
+    jobs = job_grid(options, common, seed=range(options.seeds), omega=options.omegas, mend=MENDS)
+    return measurements(jobs, lambda job, priors: run_online(job, priors, **MENDS[job["mend"]]), options.priors)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments import campaign
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program
+from experiments.llm.jobs import PRIORS, Job, job_grid, measurements
 from experiments.llm.toy import fit, new_model, new_tokenizer
 from experiments.llm.toy_training import load, train_online
 from experiments.pages import markdown_table
@@ -21,10 +22,6 @@ from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
-USUAL = {
-    **{"omegas": (0.02, 0.1, 0.2), "alpha": 0.1, "seed": 0, "steps": 150, "samples": 64, "rate": 1e-3},
-    **{"pretraining": 1000},
-}
 LETTERS, LONGEST = "abcdefghijklmnopqrstuvwxyz", 11
 MEASURED = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
 
@@ -71,13 +68,6 @@ def pretrain_names(folder: Path, steps: int, batch: int = 128) -> None:
 def _tokens(name: str) -> list[int]:
     """Return a name as tokens: end, letters, end, and −1 up to the longest."""
     return [0, *(LETTERS.index(letter) + 1 for letter in name), 0] + [-1] * (LONGEST - len(name))
-
-
-def jobs(settings: Any) -> list[Job]:
-    """Return jobs for the prior alone, and for each omega."""
-    common = {name: getattr(settings, name) for name in ("alpha", "seed", "pretraining")}
-    size = {name: getattr(settings, name) for name in ("steps", "samples", "rate")}
-    return [{"omega": None, **common}, *({"omega": omega, **common, **size} for omega in settings.omegas)]
 
 
 def run(job: Job, priors: Path) -> Row:
@@ -132,4 +122,12 @@ def table(rows: list[Row]) -> str:
     return markdown_table(["omega", *MEASURED.values(), "different", "real"], lines) + shown
 
 
-PROGRAM = Program(USUAL, jobs, run, table)
+@campaign.program(
+    "ledger", priors=PRIORS, omegas=(0.02, 0.1, 0.2), alpha=0.1, seed=0, steps=150, samples=64, rate=1e-3,
+    pretraining=1000,
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Measurements:
+    common = ("alpha", "seed", "pretraining")
+    of_prior = job_grid(options, common, omega=[None])
+    tuned = job_grid(options, (*common, "steps", "samples", "rate"), omega=options.omegas)
+    return measurements([*of_prior, *tuned], run, options.priors)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from experiments import campaign
 from experiments.llm.toy import END, Toy, labelled_pairs, make_prior, sample_responses
 
 REWARD = '''"""A reward for short responses."""
@@ -13,7 +14,8 @@ def brevity(completions, **columns):
 '''
 
 
-def make() -> None:
+@campaign.program()
+def main(options: campaign.Options) -> None:
     """Write my-model/, pairs.jsonl, prompts.jsonl and my_rewards.py here."""
     toy, here = Toy(letters="abe", length=3), Path()
     make_prior(toy, here / "my-model", steps=200, hidden=32, layers=1)

@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from experiments.ledger import Row
+from experiments.llm.jobs import Job
 from experiments.llm.toy import END, Toy, make_prior, measure, optimum, policy_log_probs, reward
 from repolicy.llm import require_trl
-from repolicy.objective import Objective
+from repolicy.objective import Objective, residual
 
 require_trl()
 
@@ -42,9 +43,18 @@ def open_world(world: str, priors: Path) -> tuple[Toy, Path, Tensor]:
 
 
 def compare_with_optimum(toy: Toy, objective: Objective, log_prior: Tensor, trained: Tensor) -> Row:
-    """Return what a trained policy is worth (after), and what the exact optimum is (best)."""
-    found = {"after": trained, "best": optimum(objective, log_prior, toy.rewards)}
+    """Return what the prior (before), a trained policy (after) and the exact optimum (best) are worth."""
+    found = {"before": log_prior, "after": trained, "best": optimum(objective, log_prior, toy.rewards)}
     return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
+
+
+def run_online(job: Job, priors: Path, **mends: Any) -> Row:
+    """Train the prior online, as a job of `train_online`, and compare the policy with the exact optimum."""
+    toy, folder, log_prior = open_world(job.get("world", "standard"), priors)
+    objective = residual(job["omega"], job["alpha"])
+    how = {name: job[name] for name in ("method", "steps", "samples", "seed", "rate") if name in job}
+    model, _ = train_online(folder, objective, length=toy.length, **how, **mends)
+    return compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
 
 
 def addon_reward(completions: list[str], **_: Any) -> list[float]:

@@ -1,7 +1,7 @@
-"""The experiments with language models: the toy's own numbers, what is resumed and tabulated, and a run of each."""
+"""The experiments with language models: the toy's own numbers, and a run of each."""
 
-import argparse
 import shutil
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -13,50 +13,17 @@ pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from experiments.campaign import run_main
 from experiments.ledger import Ledger
-from experiments.llm import dial, gradients, overhead, program, spelling, toy_training
+from experiments.llm import dial, frontier, gradients, overhead, spelling, toy_training
 from experiments.llm import toy as toys
 from experiments.llm.__main__ import main
-from experiments.llm.program import Program
 from experiments.llm.toy import Toy
 from repolicy import llm
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.objective import kl, residual
 
 
-def squares(ran: list[int]) -> Program:
-    """A program of four jobs, of which the third is interrupted once."""
-
-    def run(job: program.Job, priors: Path) -> dict[str, Any]:
-        ran.append(job["n"])
-        if ran == [0, 1, 2]:
-            raise KeyboardInterrupt
-        return {"square": job["n"] ** 2}
-
-    return Program({}, lambda settings: [{"n": n} for n in range(4)], run, lambda rows: f"{len(rows)} rows\n")
-
-
-def rows(measured: Program, file: Path, no_train: bool = False) -> list[dict[str, Any]]:
-    return measured.rows(argparse.Namespace(no_train=no_train, priors=Path()), file)
-
-
-def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
-    file, ran = tmp_path / "x.jsonl", list[int]()
-    with pytest.raises(UsageError, match=r"x\.jsonl has no run with these settings"):
-        rows(squares(ran), file, no_train=True)
-    with pytest.raises(KeyboardInterrupt):
-        rows(squares(ran), file)
-    found = rows(squares(ran), file)
-    assert ran == [0, 1, 2, 2, 3]
-    assert [row["square"] for row in found] == [0, 1, 4, 9]
-    assert [row["job"]["n"] for row in Ledger(file).rows()] == [0, 1, 2, 3]
-    with file.open("a") as end:
-        end.write('{"job"\n')
-    with pytest.raises(FileError, match=r"x\.jsonl, line 5 is no row of a ledger"):
-        rows(squares(ran), file)
-
-
 def test_gradients_tell_the_reward_from_the_loss() -> None:
-    found = gradients.run({"vocabulary": 3, "length": 3, "draws": 3}, Path())
+    found = gradients.run({"vocabulary": 3, "length": 3, "draws": 3})
     cosine = found["cosine"]
     for name in ("KL: in the reward, returns onward", "entropy: in the reward, returns onward"):
         assert cosine[name] == pytest.approx(1, abs=1e-12)
@@ -90,20 +57,25 @@ def test_whole_experiments_in_little(
     monkeypatch.setattr(dial, "token_milliseconds", lambda: whole(tokens=2, rows=1, rounds=1))
     monkeypatch.setattr(spelling, "sample", lambda model, count, seed: sample(model, 24, seed))
     shutil.copytree(prior, tmp_path / "priors" / "standard")
-    out, name = tmp_path / "out", line.split()[0]
-    words = [*line.split(), "--output", str(out), "--priors", str(tmp_path / "priors")]
+    name, *settings = line.split()
+    ledger = Ledger(tmp_path / "rows.jsonl")
+    words = [name, *settings, "--ledger", str(ledger.path)]
+    words += [] if name == "gradients" else ["--priors", str(tmp_path / "priors")]
     main(words)
-    found = Ledger(out / f"{name}.jsonl").rows()
+    found = ledger.rows()
     assert len(found) == runs
     distances = [kl for row in found for kl in [row.get("after")] if isinstance(kl, dict)]
     assert all(torch.tensor(each["kl"]).isfinite() for each in distances)
-    assert (out / f"{name}.md").read_text().count("\n|") >= 3
-    assert (out / f"{name}.png").exists() == (name in ("frontier", "labels"))
+    assert import_module(f"experiments.llm.{name}").table(found).count("\n|") >= 2
+    if name in ("frontier", "labels"):
+        monkeypatch.setattr(frontier, "PRIORS", tmp_path / "priors")
+        main([*words, "--picture", str(tmp_path / "drawn.png")])
+        assert (tmp_path / "drawn.png").exists()
     if name == "dial":
         exact = [row for row in found if row["job"].get("seed", 0) is None]
         assert exact[0]["after"][0]["kl"] == pytest.approx(0, abs=1e-9)  # at the anchor itself
     main(words)
-    assert Ledger(out / f"{name}.jsonl").rows() == found
+    assert ledger.rows() == found
 
 
 def test_time_of_steps(prior: Path) -> None:
@@ -118,7 +90,7 @@ def test_what_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("experiments.llm.spelling.find_spec", lambda name: None)
-    words = ["spelling", "--output", str(tmp_path), "--priors", str(tmp_path / "none")]
+    words = ["spelling", "--ledger", str(tmp_path / "rows.jsonl"), "--priors", str(tmp_path / "none")]
     with pytest.raises(SystemExit) as end:
         run_main(lambda: main(words))
     assert end.value.code == 2
