@@ -159,28 +159,19 @@ def test_skrl(version: int, tmp_path: Path) -> None:
 
 
 # CleanRL --------------------------------------------------------------------------------------------------------------
-def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> None:
-    path = real("cleanrl/halfcheetah.cleanrl_model")
-    model = Agent(17, 6)
-    model.load_state_dict(torch.load(path, weights_only=True))
-    described = describe(path)
-    assert any("hold no statistics" in note for note in described.notes)
-    obs = observations(17, 2.0)
+def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(tmp_path: Path) -> None:
+    model = Agent(5, 3)
+    path = saved(tmp_path / "model", model.state_dict())
+    np.savez(tmp_path / "seen.npz", mean=np.arange(5.0), var=np.full(5, 0.04))
+    without, described = describe(path), describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
+    for each in (without, described):
+        assert any("clips actions to the environment's bounds" in note for note in each.notes)
+        assert any("hold no statistics" in note for note in each.notes) == (each is without)
+    obs, actions = observations(5, 2.0), torch.randn(COUNT, 3)
+    inputs = ((obs - torch.arange(5.0)) / (0.04 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
     with torch.no_grad():
-        actions = model.actor_mean(obs) + 0.3 * torch.randn(COUNT, 6)
-        assert_equal(log_prob(described, obs, actions), model.log_prob(obs, actions))
-        np.savez(tmp_path / "seen.npz", mean=np.arange(17.0), var=np.full(17, 4.0))
-        described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
-        assert not any("hold no statistics" in note for note in described.notes)
-        inputs = ((obs - torch.arange(17.0)) / (4.0 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
+        assert_equal(log_prob(without, obs, actions), model.log_prob(obs, actions))
         assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
-
-
-def test_cleanrls_clipping_is_told_with_and_without_statistics(tmp_path: Path) -> None:
-    path = saved(tmp_path / "model", Agent(5, 3).state_dict())
-    np.savez(tmp_path / "seen.npz", mean=np.zeros(5), var=np.ones(5))
-    for options in (Options(), Options(vecnormalize=str(tmp_path / "seen.npz"))):
-        assert any("clips actions to the environment's bounds" in note for note in describe(path, options).notes)
 
 
 def test_cleanrls_other_scripts(tmp_path: Path) -> None:

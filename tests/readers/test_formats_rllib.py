@@ -3,8 +3,6 @@
 import base64
 import io
 import pickle
-import shutil
-import tempfile
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -113,14 +111,6 @@ def test_the_checkpoint_is_found_from_the_folder_of_the_module(
     folder = checkpoint(FILTER, num_pushes=10, mean_array=packed(np.ones(5)), std_array=packed(np.full(5, 9.0)))
     monkeypatch.chdir((folder / RLLIB).parent)
     assert float(load_policy(RLLIB.name).normalizer.count) == 10.0
-
-
-def test_a_module_may_lie_near_the_root(write: Any) -> None:
-    module = write(made(4)[1])
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        for name in (RLLIB.name, ARGUMENTS):
-            shutil.copy(module.with_name(name), folder)
-        assert load_policy(Path(folder, RLLIB.name)).observation_size == 5
 
 
 def test_what_changes_observations_and_is_not_known_is_refused(checkpoint: Any) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -374,22 +373,6 @@ def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="its state is not in its buffers"):
         placed(script(tmp_path / "policy.pt", Counts(), 5), 5, 3, trust=True)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_unitrees_policy_with_a_memory(real: Callable[[str], Path]) -> None:
-    """47 observations, 12 joints, an LSTM of 64: as PyTorch runs the file itself, one robot at a time."""
-    path = real("unitree_rl_gym/g1_motion.pt")
-    prior = placed(path, 47, 12, trust=True)
-    assert prior.has_memory
-    steps, ended = torch.randn(20, 3, 47), torch.zeros(20, 3, dtype=torch.bool)
-    ended[9, 1] = True
-    found = prior.follow(steps, ended, None)[0].mode()
-    for n, t in itertools.product(range(3), range(20)):
-        if t == 0 or ended[t - 1, n]:
-            theirs = torch.jit.load(str(path))
-        with torch.no_grad():
-            torch.testing.assert_close(found[t, n], theirs(steps[t, n : n + 1])[0], atol=1e-4, rtol=1e-4)
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

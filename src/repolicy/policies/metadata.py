@@ -8,7 +8,6 @@ graph has not changed since the export, which a digest shows. In a checkpoint of
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import math
@@ -112,7 +111,7 @@ def embedded_in_onnx(model: Any) -> EmbeddedPolicy | None:
         return None
     try:
         policy = base64.b64decode(entries[POLICY], validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise FileError(f"its {POLICY} is damaged") from None
     return _embedded(entries[ABOUT], policy, onnx_digest(model))
 

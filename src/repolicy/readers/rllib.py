@@ -114,7 +114,7 @@ def _load_constructor(context: ReadContext) -> tuple[str, dict[str, Any]]:
 def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | None:
     """Return the normalizer in the checkpoint's connectors; None where there is no normalizer or no checkpoint."""
     folders = context.path.absolute().parents
-    if folders[0].name != "default_policy" or len(folders) <= MODULE_DEPTH:
+    if folders[0].name != "default_policy":
         return None
     folder = folders[MODULE_DEPTH] / PIPELINE
     file = folder / ARGUMENTS
@@ -158,10 +158,6 @@ def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext) -> Pol
     context.notes.append(SCALED_NOTE)
     half = (high - low) / 2.0
     mean, raw = policy.actor.output, std.raw
-    output = _linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
-    moved = _linear(raw.weight, raw.bias + np.log(half)) if isinstance(raw, Linear) else raw + np.log(half)
+    output = Linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
+    moved = Linear(raw.weight, raw.bias + np.log(half)) if isinstance(raw, Linear) else raw + np.log(half)
     return replace(policy, actor=replace(policy.actor, output=output), std=Std(std.source, moved))
-
-
-def _linear(weight: Array, bias: Array) -> Linear:
-    return Linear(weight.astype(np.float32), bias.astype(np.float32))
