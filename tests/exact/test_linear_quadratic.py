@@ -100,18 +100,6 @@ def test_the_residual_optimum_is_that_of_the_summed_cost(data, basic, alpha, ome
     assert abs(found.constant - (wanted.constant - omega * prior.constant)) < TIGHT * (1 + abs(wanted.constant))
 
 
-@pytest.mark.parametrize("omega", [0.5, 2.0])
-def test_an_addon_that_costs_the_control_nothing_is_fine(omega):
-    """The prior alone holds the control back."""
-    basic = LinearQuadratic(0.9, 0.5, quadratic_cost(1.0, 0.1), discount=0.95)
-    prior = linear_quadratic_optimal(basic, 0.2)
-    addon = replace(basic, cost=quadratic_cost(3.0, 0.0))
-    found = linear_quadratic_optimal(linear_quadratic_augmented(addon, prior.policy, omega * 0.2), 0.3)
-    wanted = linear_quadratic_optimal(replace(basic, cost=omega * basic.cost + addon.cost), 0.3)
-    assert largest(found.policy.gain - wanted.policy.gain) < TIGHT
-    assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
-
-
 @pytest.mark.parametrize("discount", [0.5, 0.9, 0.999])
 def test_an_addon_of_nothing_gives_the_prior_back(discount):
     """The augmented problem has then nothing left to pay for: P is zero, and what is found is the prior at ω = 1."""

@@ -7,7 +7,7 @@ from random_problems import any_mdps, examples, largest, mdps, policies, tempera
 
 from repolicy.exact import MDP, exact_gradient, soft_optimal, solve_augmented, solve_residual
 from repolicy.exact.solve import expected_return
-from repolicy.objective import full, greedy, kl, residual, soft
+from repolicy.objective import greedy, residual, soft
 
 TIGHT = 1e-10
 
@@ -42,30 +42,11 @@ def test_the_residual_optimum_is_the_optimum_of_the_weighted_sum(mdp, omega, alp
 
 @examples
 @given(any_mdps(), temperatures)
-def test_kl_finds_the_optimum_of_the_sum(mdp, beta):
-    """Eq. 19: ω = 1 and α = α̂ = β."""
-    prior = soft_optimal(mdp, beta)
-    wanted = solve_augmented(mdp, full(beta))
-    for solve in (solve_residual, solve_augmented):
-        assert largest(solve(mdp, kl(beta), prior.log_policy).policy - wanted.policy) < TIGHT
-    assert largest(wanted.policy - soft_optimal(mdp.with_reward(mdp.reward + mdp.addon), beta).policy) < TIGHT
-
-
-@examples
-@given(any_mdps(), temperatures)
 def test_without_a_prior_residual_is_greedy(mdp, alpha):
     assert (
         largest(solve_residual(mdp, greedy(alpha)).policy - soft_optimal(mdp.with_reward(mdp.addon), alpha).policy)
         < TIGHT
     )
-
-
-@examples
-@given(any_mdps(), temperatures)
-def test_the_policy_is_the_boltzmann_distribution_of_q(mdp, alpha):
-    q, v, log_policy = soft_optimal(mdp, alpha)
-    assert largest(alpha * log_policy - (q - v[..., None])) < TIGHT
-    assert largest(log_policy.exp().sum(-1) - 1) < TIGHT
 
 
 @examples

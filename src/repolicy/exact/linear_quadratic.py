@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError
 from repolicy.exact.mdp import check_discount, check_temperature, float64
 
 MAX_ITERATIONS = 100_000
@@ -20,7 +20,7 @@ MAX_ITERATIONS = 100_000
 class LinearQuadratic:
     """x′ = dynamics·x + control·u, with the reward constant − zᵀ·cost·z for z = (x, u), over an infinite horizon.
 
-    dynamics: [n, n]; control: [n, m]; cost: [n + m, n + m], symmetric; plain numbers where n = m = 1.
+    dynamics: [n, n]; control: [n, m]; cost: [n + m, n + m], made symmetric; plain numbers where n = m = 1.
     """
 
     dynamics: Tensor
@@ -33,10 +33,8 @@ class LinearQuadratic:
         dynamics, control = _matrix("dynamics", self.dynamics), _matrix("control", self.control)
         size = len(dynamics) + control.shape[-1]
         cost = float64("cost", self.cost, [size, size])
-        if not torch.allclose(cost, cost.T):
-            raise UsageError("cost is not symmetric; give (C + Cᵀ) / 2, which costs the same")
         check_discount(self.discount)
-        for name, value in (("dynamics", dynamics), ("control", control), ("cost", cost)):
+        for name, value in (("dynamics", dynamics), ("control", control), ("cost", (cost + cost.T) / 2)):
             object.__setattr__(self, name, value)
 
 
@@ -88,10 +86,7 @@ def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQua
     matrix, last = torch.zeros_like(system.dynamics), math.inf
     for _ in range(MAX_ITERATIONS):
         form = system.cost + system.discount * moves.T @ matrix @ moves
-        factor, failed = torch.linalg.cholesky_ex(form[n:, n:])
-        if int(failed):
-            raise UsageError("the cost does not hold the controls back; its control part must be positive definite")
-        gain = torch.cholesky_solve(form[n:, :n], factor)
+        gain = torch.cholesky_solve(form[n:, :n], torch.linalg.cholesky(form[n:, n:]))
         update = form[:n, :n] - form[:n, n:] @ gain
         update = (update + update.T) / 2
         change = (update - matrix).abs().max().item() / form.abs().max().item()
@@ -113,7 +108,7 @@ def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, o
     z_to_noise = torch.cat([prior.gain, torch.eye(len(prior.gain), dtype=torch.float64)], -1)  # u + gain·x
     cost = system.cost + omega / 2 * z_to_noise.T @ torch.linalg.solve(prior.covariance, z_to_noise)
     constant = system.constant - omega / 2 * torch.logdet(2 * math.pi * prior.covariance).item()
-    return replace(system, cost=(cost + cost.T) / 2, constant=constant)
+    return replace(system, cost=cost, constant=constant)
 
 
 def _matrix(name: str, value: Tensor | float) -> Tensor:

@@ -7,19 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.errors import UsageError, check_counts
+from repolicy.errors import UsageError
 from repolicy.objective import Objective, task_reward
 
 TOLERANCE = 1e-6  # of the sum of a row of probabilities; wide enough for float32
 
 
 def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
-    """Return a float64 copy of `value`; raise where it has another shape, or NaN."""
+    """Return a float64 copy of `value`; raise where it has another shape."""
     array = torch.as_tensor(value, dtype=torch.float64).detach().clone()
     if shape is not None and list(array.shape) != shape:
         raise UsageError(f"{name} has shape {list(array.shape)}; the other arrays ask for {shape}")
-    if bool(array.isnan().any()):
-        raise UsageError(f"{name} has entries that are no numbers")
     return array
 
 
@@ -27,8 +25,6 @@ def check_discount(discount: float, horizon: int | None = None) -> None:
     """Raise unless the discount is in [0, 1], and below 1 where the horizon is infinite."""
     if not 0 <= discount <= 1 or (horizon is None and discount == 1):
         raise UsageError(f"discount is {discount}; it lies between 0 and 1, and below 1 where the horizon is infinite")
-    if horizon is not None:
-        check_counts(horizon=horizon)
 
 
 def check_temperature(alpha: float) -> None:
@@ -68,21 +64,15 @@ class MDP:
     familiarity: Tensor | None = None
 
     def __post_init__(self) -> None:
-        transitions = float64("transitions", self.transitions)
-        shape = list(transitions.shape)
-        if len(shape) != 3 or shape[0] != shape[2]:
-            raise UsageError(f"transitions has shape {shape}; it must be [S, A, S]")
-        arrays = {"transitions": transitions, "start": float64("start", self.start, shape[:1])}
-        arrays["reward"] = float64("reward", self.reward, shape[:2])
-        if self.addon is not None:
-            arrays["addon"] = float64("addon", self.addon, shape[:2])
-        if self.familiarity is not None:
-            arrays["familiarity"] = float64("familiarity", self.familiarity, shape[:1])
-        check_probabilities("transitions", transitions)
-        check_probabilities("start", arrays["start"])
+        states, actions = torch.as_tensor(self.reward).shape
+        shapes = {"transitions": [states, actions, states], "reward": [states, actions], "start": [states]}
+        shapes |= {"addon": [states, actions], "familiarity": [states]}
+        for name, shape in shapes.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float64(name, value, shape))
+        check_probabilities("transitions", self.transitions)
+        check_probabilities("start", self.start)
         check_discount(self.discount, self.horizon)
-        for name, array in arrays.items():
-            object.__setattr__(self, name, array)
 
     @property
     def states(self) -> int:
@@ -100,7 +90,7 @@ class MDP:
         """Check `array` and expand it to [T, S, A] where the horizon is finite, [S, A] where it is not."""
         shape = [self.states, self.actions]
         full = shape if self.horizon is None else [self.horizon, *shape]
-        array = array.double() if isinstance(array, Tensor) else float64(name, array)
+        array = torch.as_tensor(array, dtype=torch.float64)
         if list(array.shape) not in (shape, full):
             wanted = f"[S, A] = {shape}" + (f" or [T, S, A] = {full}" if full != shape else "")
             raise UsageError(f"{name} has shape {list(array.shape)}; it must be {wanted}")
