@@ -32,8 +32,8 @@ AT_ONCE = 500  # comparisons, for the memory's sake
 Pairs = tuple[np.ndarray, np.ndarray]  # [S, N] returns of the old and the new policy
 
 
-def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
-    """Return simulated returns `[count, MOST]`: the new mean is 1 − MARGIN of the old one, which is about 1."""
+def at_margin(count: int, noise: np.random.Generator) -> dict[str, Callable[[], Pairs]]:
+    """Return what draws returns `[count, MOST]` of each kind: the new mean is 1 − MARGIN of the old one, about 1."""
     shape, least = (count, MOST), 1.0 - MARGIN
 
     def normal(mean: float, std: float) -> np.ndarray:
@@ -49,7 +49,7 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
         won, lost = often(share), often(MARGIN * (2.0 * share - 1.0) / (2.0 * share))
         return 2.0 * won - 1.0, 2.0 * won * (1.0 - lost) - 1.0
 
-    kinds: dict[str, Callable[[], Pairs]] = {
+    return {
         "normal, std 10 %": lambda: (normal(1.0, 0.1), normal(least, 0.1)),
         "normal, std 50 %": lambda: (normal(1.0, 0.5), normal(least, 0.5)),
         "lognormal": lambda: (lognormal(1.0, 1.0), lognormal(least, 1.0)),
@@ -61,14 +61,6 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
         "tied: always the same": lambda: (np.ones(shape), np.full(shape, least)),
         "1 in 40 loses twice the mean": lambda: (np.ones(shape), 1.0 - 2.0 * often(MARGIN / 2)),
     }
-    return kinds[kind]()
-
-
-KINDS = (
-    "normal, std 10 %", "normal, std 50 %", "lognormal", "lognormal losses", "1 in 20 falls at once",
-    "1 in 10 falls halfway", "tied: successes", "tied: won 1 or lost 1", "tied: always the same",
-    "1 in 40 loses twice the mean",
-)  # fmt: skip
 
 
 def bets(pairs: Pairs, sign: float = 1.0) -> np.ndarray:
@@ -82,7 +74,7 @@ def wrong(kind: str, comparisons: int, noise: np.random.Generator) -> dict[str, 
     """Return the share of comparisons that are told *not worse*, and *worse*, where the truth is at the margin."""
     found = np.zeros(3)
     for first in range(0, comparisons, AT_ONCE):
-        pairs = at_margin(kind, min(AT_ONCE, comparisons - first), noise)
+        pairs = at_margin(min(AT_ONCE, comparisons - first), noise)[kind]()
         by_student = student(pairs[1][:, :FEW] - (1.0 - MARGIN) * pairs[0][:, :FEW])
         found += [*(bets(pairs, sign)[:, -1].sum() for sign in (1.0, -1.0)), by_student.sum()]
     return dict(zip(("not_worse", "worse", "not_worse_by_student"), (found / comparisons).tolist(), strict=True))
@@ -170,7 +162,7 @@ def main(options: campaign.Options) -> None:
         print(found, flush=True)
     if options.pair:
         return
-    for kind in () if options.only_real else KINDS:
+    for kind in () if options.only_real else at_margin(1, noise):
         found = {"key": kind, "comparisons": options.comparisons} | wrong(kind, options.comparisons, noise)
         ledger.add(found)
         print(found, flush=True)

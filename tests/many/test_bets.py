@@ -79,7 +79,7 @@ def test_of_several_at_the_margin_any_is_seldom_called_worse(monkeypatch: pytest
     """What must be shown of all keeps its own error: as of one quantity, 92 equal episodes are enough."""
     monkeypatch.setattr(comparing, "mean_lower_bound", lambda *_: 0.0)  # for the time's sake
     five, names = Margin.parse("5%"), ("basic_reward", "addon_reward_a", "addon_reward_b", "addon_reward_c", "length")
-    old, new = simulated.at_margin("lognormal", 400 * len(names), np.random.default_rng(1))
+    old, new = simulated.at_margin(400 * len(names), np.random.default_rng(1))["lognormal"]()
     false = 0
     for first in range(0, len(old), len(names)):
         sides = [dict(zip(names, values[first:], strict=False)) for values in (old, new)]
