@@ -41,13 +41,6 @@ def test_a_mean_with_a_std_scores_as_torchs_normal(std: Any) -> None:
     torch.testing.assert_close(prior.log_prob(observations, actions), wanted)
 
 
-def test_a_torch_module_is_a_mean() -> None:
-    module = nn.Linear(3, 2)
-    observations = torch.randn(5, 3)
-    prior = MeanPrior(module, 0.5).for_spaces(3, TWO)
-    torch.testing.assert_close(prior.distribution(observations).mode(), module(observations).detach())
-
-
 def test_a_torch_module_drops_nothing_and_learns_no_statistics() -> None:
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(0.5))
     prior, observations = MeanPrior(module, 0.5).for_spaces(3, TWO), 3.0 + torch.randn(5, 3)
@@ -316,7 +309,7 @@ def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> 
         assert (prior.name, float(prior.std)) == (reference, pytest.approx(0.3))
     with pytest.raises(UsageError, match="has no 'acts'; did you mean act"):
         open_policy(f"{file}:acts", options)
-    with pytest.raises(UsageError, match="--vecnormalize.*do not belong to it"):
+    with pytest.raises(UsageError, match="runs as it is: leave out --vecnormalize, for files"):
         open_policy(reference, Options(std=0.3, vecnormalize="v.pkl"))
 
 

@@ -183,7 +183,7 @@ def test_what_can_go_wrong_is_a_sentence(
     files["somebody/text"] = {"policy.safetensors": b"this is no policy"}
     for name, sentence in (
         ("hf://somebody/gone", "hf://somebody/gone is not there, or not for you"),
-        ("hf://somebody/text@v9", "hf://somebody/text has no revision v9"),
+        ("hf://somebody/text@v9", "hf://somebody/text@v9 is not there, or not for you"),
         ("hf://somebody/empty", "hf://somebody/empty holds no policy.safetensors"),
         ("hf://somebody/text", "policy.safetensors"),
     ):

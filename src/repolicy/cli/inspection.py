@@ -12,7 +12,7 @@ from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, 
 from repolicy.policies.storage import is_repolicy_file, read
 from repolicy.priors import (
     PLAN_FILE,
-    check_own_file_options,
+    check_no_options,
     check_reachable,
     describe_file,
     find_policy,
@@ -37,10 +37,10 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         check_reachable(path)
     more: dict[str, Any] = {}
     if is_plan(path):
-        check_own_file_options(path, options)
+        check_no_options(path, options)
         facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN_FILE)
     elif (path / "run.json").exists():
-        check_own_file_options(path, options)
+        check_no_options(path, options)
         facts, more = _describe_run(path)
     else:
         facts, more = _describe_file(PolicyFile(find_policy(path)), options or Options())
@@ -58,7 +58,7 @@ def _describe_file(file: PolicyFile, options: Options) -> Description:
             return _describe_foreign(file, options), carries
         facts, more = _describe_policy(file, options, f", in a file of {file.format}")
         return facts, more | carries
-    check_own_file_options(file.path, options)
+    check_no_options(file.path, options)
     tensors, header = read(file.path, content=file.content)
     if header["kind"] == "policy":
         return _describe_policy(file, options)

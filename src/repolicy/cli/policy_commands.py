@@ -107,7 +107,7 @@ class Render(RunsPolicy):
         from repolicy.files import write_bytes
         from repolicy.policies import read_card
         from repolicy.policies.storage import is_repolicy_file
-        from repolicy.priors import PLAN_FILE, check_own_file_options, is_plan, read_policy, saved_policy_bytes
+        from repolicy.priors import PLAN_FILE, check_no_options, is_plan, read_policy, saved_policy_bytes
         from repolicy.report.movie import FORMATS, Shot, policy_path, render_films
 
         warn_of_unfinished(self.policy)
@@ -125,7 +125,7 @@ class Render(RunsPolicy):
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
             if is_planner or is_repolicy_file(path):
-                check_own_file_options(path, self.reading)
+                check_no_options(path, self.reading)
             else:  # the process that renders reads only Repolicy's own files
                 converted = Path(folder, "policy.safetensors")
                 write_bytes(converted, saved_policy_bytes(read_policy(path, self.reading)))

@@ -23,7 +23,7 @@ from repolicy.priors import (
     DecoderSpec,
     MeanPrior,
     OpenedPolicy,
-    check_generative_options,
+    check_no_options,
     decoder_digest,
     load_decoder,
     open_agent,
@@ -114,7 +114,7 @@ def open_policy_in_env(env: str | None, reference: str | Path, options: Options,
     decoder = names.parse_env_name(env or "").decoder
     if decoder is None or not _is_same_decoder(str(reference), decoder):
         return open_agent(reference, options, trust)
-    check_generative_options(str(reference), options)
+    check_no_options(reference, options, "a generative policy, which runs as it is")
     load_decoder(*decoder, trust=trust)  # raises where it is a program that is not trusted
     normal = MeanPrior(lambda observations: np.zeros((len(observations), decoder.noise)), 1.0, str(reference))
     return OpenedPolicy(str(reference), normal, Path(reference))

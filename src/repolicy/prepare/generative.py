@@ -32,7 +32,7 @@ from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_poli
 from repolicy.prepare.beginning import Start, open_prior
 from repolicy.prepare.session import complete_settings, display_name
 from repolicy.prepare.weights import collect_trial
-from repolicy.priors import check_generative_options, decoder_digest, is_code, load_decoder
+from repolicy.priors import check_no_options, decoder_digest, is_code, load_decoder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 from repolicy.text import format_digits
@@ -70,7 +70,7 @@ def open_start(
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
         return open_prior(prior, reading, init, trust, prior_file), env
-    check_generative_options(display_name(prior), reading)
+    check_no_options(display_name(prior), reading, "a generative policy, which runs as it is")
     if not env:
         raise UsageError(f"{display_name(prior)} does not say which environment it is for; name one with --env")
     if not resumed:

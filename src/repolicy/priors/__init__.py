@@ -32,13 +32,12 @@ from repolicy.priors.kinds import (
     Scorer,
     ScoringPrior,
     State,
-    check_generative_options,
+    check_no_options,
     qualname_of,
 )
 from repolicy.priors.opening import (
     OpenedPolicy,
     PriorSource,
-    check_own_file_options,
     describe_file,
     is_code,
     load_policy,

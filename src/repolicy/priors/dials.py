@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +62,7 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
 
 def interpolate_policies(prior: Policy, customized: Policy, t: float, how: How = "mixture") -> Policy:
     """Return the policy at `t` between two policies of one family."""
-    if not (isinstance(t, Real) and math.isfinite(t)):
+    if not math.isfinite(t):
         raise UsageError(f"t is {t!r}; it must be a number: 0 is the prior, 1 the customized policy")
     if how not in METHODS:
         raise UsageError(f"there is no dial {how!r}; choose from {', '.join(METHODS)}")

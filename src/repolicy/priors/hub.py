@@ -78,16 +78,10 @@ def translate_hub_errors(repo: Repository) -> Iterator[None]:
     log.setLevel(logging.CRITICAL)  # it logs every retry
     try:
         yield
-    except errors.RevisionNotFoundError:
-        raise FileError(f"hf://{repo.name} has no revision {repo.revision}") from None
     except errors.RemoteEntryNotFoundError:
         raise FileError(f"{repo} holds no {FILE}: it is no policy that repolicy push wrote") from None
-    except errors.GatedRepoError:
-        raise FileError(f"{repo} asks you to accept its terms first, on its page, and log in: hf auth login") from None
     except errors.LocalTokenNotFoundError:
         raise FileError(f"{repo} needs a login: hf auth login") from None
-    except errors.HFValidationError:
-        raise UsageError(f"{repo} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION") from None
     except Exception as error:  # the HTTP client has its own classes for timeouts and broken connections
         cause: BaseException | None = error  # an error about the cache may have been caused by an HTTP error
         while cause is not None and not isinstance(cause, errors.HfHubHTTPError):

@@ -254,10 +254,11 @@ def generative_usage(noise: int | str) -> str:
     )
 
 
-def check_generative_options(name: str, options: Options | None) -> None:
-    """Raise if reader options are given for a generative policy, which is not read but run."""
+def check_no_options(name: object, options: Options | None, kind: str = "Repolicy's own file") -> None:
+    """Raise if options for other libraries' files are given for what needs none; `kind` tells the user what it is."""
     if options not in (None, Options()):
-        raise UsageError(f"{name} is a generative policy and runs as it is: leave out --std and what else reads a file")
+        named = [f"--{option.replace('_', '-')}" for option, value in vars(options).items() if value is not None]
+        raise UsageError(f"{name} is {kind}: leave out {' and '.join(named)}, for files of other libraries")
 
 
 def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:

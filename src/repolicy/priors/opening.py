@@ -27,7 +27,7 @@ from repolicy.policies import (
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fit_std, wants_fit
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, qualname_of, wrap_prior
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, check_no_options, qualname_of, wrap_prior
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError, PolicyDescription, Std
@@ -47,16 +47,8 @@ def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Read a policy from a file that is already open."""
     if file.repolicy_bytes is None:
         return _copy_policy(file, options)
-    check_own_file_options(file.path, options)
+    check_no_options(file.path, options)
     return read_saved_policy(file.path, file.repolicy_bytes)
-
-
-def check_own_file_options(path: str | Path, options: Options | None) -> None:
-    """Raise if options for other libraries' files are given for Repolicy's own file or folder."""
-    if options not in (None, Options()):
-        named = [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value is not None]
-        wrong = f"leave out {' and '.join(named)}, for files of other libraries"
-        raise UsageError(f"{path} is Repolicy's own file: {wrong}")
 
 
 @with_torch_defaults()
@@ -200,7 +192,7 @@ OPEN_PLANNER = "repolicy.planning.keeping:open_planner"  # named, as this packag
 def open_agent(reference: str | Path, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
     """Open a policy, or a planner's folder, in order to act with it."""
     if is_plan(reference):
-        check_own_file_options(reference, options)
+        check_no_options(reference, options)
         return load_object(OPEN_PLANNER, "planner")(Path(reference), trust)
     opened = open_policy(str(reference), options, trust)
     if isinstance(agent := opened.agent, ScoredPrior):
@@ -210,9 +202,8 @@ def open_agent(reference: str | Path, options: Options | None = None, trust: boo
 
 def _wrap_with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> ScoringPrior:
     """Wrap a user's object as a prior, with the std of the options, which may be fitted to demonstrations."""
-    if replace(options, std=None, demonstrations=None) != Options():
-        others = "--vecnormalize, --temperature, --file-activation and --layout"
-        raise UsageError(f"{name or qualname_of(thing)} runs as it is: {others} do not belong to it")
+    others = replace(options, std=None, demonstrations=None)
+    check_no_options(name or qualname_of(thing), others, "no file that is read, and runs as it is")
     if not wants_fit(options):
         assert options.std != "fit"
         prior = wrap_prior(thing, options.std, name)

@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import attrgetter
@@ -155,6 +155,14 @@ class Session:
             options.terminate = True
 
 
+def run_by_rows(run: Callable[..., Any], observations: np.ndarray, state: State) -> tuple[Tensor, State]:
+    """Step each environment by itself: `run` is called with its observation `[1, O]` and its memory."""
+    memories = [{name: rows[n] for name, rows in state.items()} for n in range(len(observations))]
+    means, after = zip(*map(run, observations[:, None], memories), strict=True)
+    stacked = {name: torch.stack([torch.as_tensor(memory[name]) for memory in after]) for name in state}
+    return torch.cat([*map(torch.as_tensor, means)]), stacked
+
+
 class Graph:
     """An ONNX graph as a `Program`."""
 
@@ -176,13 +184,13 @@ class Graph:
         """Test whether the graph is deterministic, and whether it can run batches. Return whether it has a memory."""
         rows = torch.randn(TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
         with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
-            first, second = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
+            first, second = (torch.as_tensor(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
         _check_deterministic(first, second, self._path)
         if self._runs_row_by_row:
             return self.has_memory
-        single = np.stack([self.step(rows[n : n + 1], {})[0].reshape(-1) for n in range(TEST_ROWS)])
+        single = np.stack([self._run(rows[n : n + 1], {})[0].reshape(-1) for n in range(TEST_ROWS)])
         try:
-            batch = self.step(rows, {})[0]
+            batch = self._run(rows, {})[0]
             self._runs_row_by_row = batch.shape != single.shape or not np.allclose(batch, single, atol=1e-5)
         except Exception:  # onnxruntime's own, of several classes
             self._runs_row_by_row = True
@@ -191,22 +199,14 @@ class Graph:
     def begin(self, count: int) -> State:
         return {name: torch.zeros(count, *size) for name, size in self._signature.sizes.items()}
 
-    def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        if not self._runs_row_by_row:
-            return self._run(observations, {})[0], state
-        means: list[np.ndarray] = []
-        memories: list[dict[str, np.ndarray]] = []
-        for n in range(len(observations)):
-            mean, memory = self._run(observations[n : n + 1], {name: rows[n].numpy() for name, rows in state.items()})
-            means.append(mean)
-            memories.append(memory)
-        next_state = {name: torch.from_numpy(np.stack([memory[name] for memory in memories])) for name in state}
-        return np.concatenate(means), next_state
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        return run_by_rows(self._run, observations, state) if self._runs_row_by_row else self._run(observations, {})
 
-    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _run(self, observations: np.ndarray, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
         """Return the mean actions, and the memory after this step."""
+        inputs = {name: tensor.numpy() for name, tensor in memory.items()}
         outputs = [self._signature.action, *self._signature.memory.values()]
-        mean, *next_memory = self._session.run({self._signature.observations: observations} | memory, outputs)
+        mean, *next_memory = self._session.run({self._signature.observations: observations} | inputs, outputs)
         return mean, dict(zip(self._signature.memory, next_memory, strict=True))
 
 
@@ -266,18 +266,16 @@ class Script:
 
     @torch.no_grad()
     def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
-        rows = torch.from_numpy(observations)
-        if self._runs_batches:
-            self._set_buffers({name: self._to_buffer(name, memory) for name, memory in state.items()})
-            mean = self._forward(rows)
-            return mean, {name: self._from_buffer(name, self._buffer(name)) for name in self._initial}
-        means: list[Tensor] = []
-        memories: list[State] = []
-        for n in range(len(rows)):
-            self._set_buffers({name: memory[n] for name, memory in state.items()})
-            means.append(self._forward(rows[n : n + 1]))
-            memories.append({name: self._buffer(name).clone() for name in self._initial})
-        return torch.cat(means), {name: torch.stack([memory[name] for memory in memories]) for name in self._initial}
+        if not self._runs_batches:
+            return run_by_rows(self._run_row, observations, state)
+        self._set_buffers({name: self._to_buffer(name, memory) for name, memory in state.items()})
+        mean = self._forward(torch.from_numpy(observations))
+        return mean, {name: self._from_buffer(name, self._buffer(name)) for name in self._initial}
+
+    def _run_row(self, observations: np.ndarray, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+        self._set_buffers(memory)
+        mean = self._forward(torch.from_numpy(observations))
+        return mean, {name: self._buffer(name).clone() for name in self._initial}
 
     def _rollout(self, observations: Tensor) -> list[Tensor]:
         """Return the means and the final memory over a few steps of observations `[T, TEST_ROWS, O]`."""
