@@ -116,19 +116,6 @@ def test_no_step_is_spent_on_resetting(backend: Any) -> None:
     batch.close()
 
 
-def test_envpool_counts_the_steps_that_we_count() -> None:
-    batch = make_envs("Hopper-v4", 4, 0, "envpool")
-    batch.reset()
-    generator, age = np.random.default_rng(0), np.zeros(4, int)
-    for _ in range(100):
-        step = batch.step(generator.normal(size=(4, 3)).astype(np.float32))
-        age += 1
-        assert step.info["elapsed_step"].tolist() == age.tolist()
-        age[step.terminated] = 0
-    assert age.max() < 100
-    batch.close()
-
-
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_a_time_limit_is_no_termination(backend: Any) -> None:
     batch = make_envs("Pendulum-v1", 2, 0, backend)
@@ -201,17 +188,6 @@ def test_envpools_dicts() -> None:
     step = batch.step(np.ones((2, 6), np.float32))
     assert step.final.shape == (2, 17)
     assert not np.array_equal(step.final, first)
-    batch.close()
-
-
-@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
-def test_one_choice(backend: Any) -> None:
-    batch = make_envs("CartPole-v1", 2, 0, backend)
-    assert batch.actions == ActionSpace("discrete", (2,))
-    batch.reset()
-    step = batch.step(np.array([[0], [1]]))
-    assert step.observations[0, 1] < -0.1 < 0.1 < step.observations[1, 1]  # pushed to the left, and to the right
-    assert step.rewards.tolist() == [1.0, 1.0]
     batch.close()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from noise_worlds import named
-from tiny_envs import Counter, LinearQuadratic, tiny
+from tiny_envs import LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combine_addons
@@ -63,6 +63,7 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
         seen = step.observations
     np.testing.assert_allclose(found.basic, basic, rtol=1e-5)
     np.testing.assert_allclose(found.addon, extra, rtol=1e-5)
+    np.testing.assert_allclose(found.total, basic + extra, rtol=1e-5)
 
 
 def test_evaluations_are_compared_without_an_error() -> None:
@@ -81,29 +82,16 @@ def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() 
     assert distance(False, 3) == distance(False, 3)
 
 
-def test_log_probabilities_are_summed_over_each_episode() -> None:
-    found = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), deterministic=False)
+def test_log_probabilities_and_entropies_are_summed_over_each_episode_and_each_block_is_shown_once() -> None:
+    envs, seen = make_envs(tiny("LinearQuadratic"), 3, 0), list[Rollout]()
+    found = run_episodes(policy(1), envs, 6, prior=policy(1), deterministic=False, look=seen.append)
     assert found.log_prior is not None
     np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
+    assert found.entropy == pytest.approx(8 * float(policy(1)(torch.zeros(1, 1)).entropy()))  # one std for all states
+    assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK_STEPS  # twice 8 steps fit into one block
     mode = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6)
     at_mode = float(policy(1)(torch.zeros(1, 1)).log_prob(policy(1)(torch.zeros(1, 1)).mode()))
     np.testing.assert_allclose(mode.log_policy, 8 * at_mode, rtol=1e-4)  # one std for all states, 8 steps
-
-
-def test_entropies_are_summed_over_each_episode_and_each_block_is_shown_once() -> None:
-    envs, seen = make_envs(tiny("LinearQuadratic"), 3, 0), list[Rollout]()
-    found = run_episodes(policy(1), envs, 6, deterministic=False, look=seen.append)
-    assert found.entropy == pytest.approx(8 * float(policy(1)(torch.zeros(1, 1)).entropy()))  # one std for all states
-    assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK_STEPS  # twice 8 steps fit into one block
-
-
-def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
-    plain = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5)
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5, addon=combine_addons([f"{tiny('far_away')}=2"]))
-    np.testing.assert_array_equal(found.basic, plain.basic)
-    np.testing.assert_allclose(found.total, found.basic + found.addon)
-    assert plain.addon is None
-    assert found.as_dict()["summary"]["addon_reward"]["mean"] == pytest.approx(found.addon.mean())
 
 
 def test_what_is_a_step_has_the_weight_of_its_episodes_length() -> None:
@@ -136,15 +124,6 @@ def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_
     assert alone is not None
     np.testing.assert_allclose(found.wishes["far_away"], 5 * alone)
     np.testing.assert_allclose(sum(found.wishes.values()), found.addon)
-
-
-def test_functions_of_one_name_in_two_files_are_told_apart(tmp_path: Path) -> None:
-    near, other = tiny("stay_near"), f"{tmp_path}/theirs.py:stay_near"
-    (tmp_path / "theirs.py").write_text("def stay_near(*transitions): return 2.0 * transitions[2][:, 0]\n")
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([near, other]))
-    assert set(found.wishes) == {near, other}
-    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([other])).addon
-    np.testing.assert_array_equal(found.wishes[other], alone)
 
 
 def test_each_episode_is_in_the_file() -> None:
@@ -190,22 +169,6 @@ def test_an_environment_may_be_a_function_that_makes_one() -> None:
     np.testing.assert_array_equal(found.basic, made.basic)
 
 
-def test_truth_values_of_info_are_0_and_1_for_add_ons_and_limits() -> None:
-    class Wins(Counter):
-        def step(self, action: Any) -> Any:
-            observation, reward, terminated, truncated, _ = super().step(action)
-            return observation, reward, terminated, truncated, {"won": terminated, "odd": np.bool_(reward % 2)}
-
-    def wins(observations: Any, actions: Any, after: Any, info: Any) -> Any:
-        return -10.0 * info["won"] - info["odd"]
-
-    found = evaluate(policy(), Wins, 70, addon=wins, limits="won>=0.1")
-    assert {*found.lengths} == {3, 4}
-    won = found.lengths % 2
-    assert np.array_equal(found.addon, -10.0 * won - (found.lengths + 1) // 2)
-    np.testing.assert_allclose(found.limits["won>=0.1"], won / found.lengths)
-
-
 def test_an_evaluation_shows_a_line_a_quantity() -> None:
     shown = repr(evaluate(policy(1), tiny("LinearQuadratic"), 3)).splitlines()
     assert shown[0].startswith("3 episodes in ")
@@ -224,11 +187,6 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
 def test_what_cannot_be_evaluated_is_refused(env: str, episodes: int, error: type, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         evaluate(policy(1), tiny(env), episodes)
-
-
-def test_one_number_more_than_an_environment_gives_may_be_the_time() -> None:
-    with pytest.raises(UsageError, match=r"gives 2 \(is the last one the time that is left, as TimeFeatureWrapper"):
-        evaluate(policy(3), tiny("Counter"), 1)
 
 
 @pytest.mark.parametrize("seed", [None, -1, 1.5])

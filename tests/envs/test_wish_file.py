@@ -138,9 +138,9 @@ def test_what_is_no_wish_file_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     assert "is a policy, not a wish" in failed(capsys, "evaluate", "hopper", "--addon", tmp_path / "p.safetensors")
 
 
-@pytest.mark.parametrize("reference", ["nxt[0]", "nxt[0:1]^2", "next[0],my.py:f", "next[9]", "next[0:1"])
+@pytest.mark.parametrize("reference", ["nxt[0]", "nxt[0:1]^2", "next[0],my.py:f", "next[9]", "next[2:1]", "next[0:1"])
 def test_features_that_cannot_be_are_one_sentence(reference: str) -> None:
-    with pytest.raises(UsageError, match="are none: name entries|there are only"):
+    with pytest.raises(UsageError, match="are none: name entries|is no range of the 3 numbers"):
         Features.of(reference)(BEFORE, DONE, AFTER, {})
 
 

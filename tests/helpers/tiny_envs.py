@@ -278,10 +278,6 @@ def nan_addon(observations: Any, actions: Any, next_observations: Any, info: Any
     return np.full(observations.shape[:-1], np.nan)
 
 
-def failing_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
-    raise KeyError("speed")
-
-
 class Quits(Endless):
     """Ends the program in the third step of an episode, as if all were well."""
 
@@ -309,14 +305,6 @@ class OldStep(Endless):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, _, info = super().step(action)
         return observation, reward, terminated, info
-
-
-class NothingToSee(Endless):
-    observation_space = spaces.Box(-1.0, 1.0, (0,), np.float32)
-
-
-class NothingToDo(Endless):
-    action_space = spaces.Box(-1.0, 1.0, (0,), np.float32)
 
 
 class OddReward(Endless):

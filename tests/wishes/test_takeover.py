@@ -371,7 +371,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["all.jsonl", *mine, "--alone", "300"], "300 steps of the policy alone"),
         (["all.jsonl", *mine, "--before", "-3"], "before is -3; it must be 0 or more"),
         (["all.jsonl", *mine[:-1], "nan"], "alpha is nan"),
-        (["all.jsonl", *mine, "--features", "next[2:2]"], "feature 'next[2:2]' names no number"),
+        (["all.jsonl", *mine, "--features", "next[2:2]"], "'next[2:2]' is no range of the 3 numbers"),
         (["all.jsonl", *mine, "--wish", "r.jsonl"], "r.jsonl does not end in .safetensors, and a wish is known"),
         (["all.jsonl", *mine, "--out", str(policy)], "is there already, and runs may have it"),
         (["all.jsonl", *mine, "--env", "X-v0"], "a record of Pendulum-v1, not of X-v0"),

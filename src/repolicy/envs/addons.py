@@ -201,8 +201,6 @@ def load_term(request: str) -> AddonTerm:
     if is_wish_file(addon):
         return AddonTerm(addon, open_wish(addon), weight)
     if own := import_target(request):
-        if bracket:
-            raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
         function = load_object(own, "add-on")
         if not callable(function):
             raise UsageError(f"add-on {own!r} is not a function")

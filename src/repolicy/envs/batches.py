@@ -167,6 +167,9 @@ class GymnasiumEnvs(Batch):
                 raise RepolicyError(f"{problem}, but its observation space says {declared}")
 
 
+STEP_PARTS = ("observation", "reward", "terminated", "truncated", "info")
+
+
 class _One:
     """One environment of a batch, whose return values are checked before NumPy converts them."""
 
@@ -176,25 +179,23 @@ class _One:
     def reset(self, seed: int | None = None) -> Any:
         """Return the first observation of an episode."""
         ENV_CALL.index = self.index
-        answer = self.env.reset(seed=seed)
-        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            raise RepolicyError(
-                f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info): "
-                "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both"
-            )
-        return answer[0]
+        return self._checked(self.env.reset(seed=seed), "reset", ("observation", "info"))[0]
 
     def step(self, action: Any) -> tuple[Any, ...]:
         ENV_CALL.index = self.index
-        answer = self.env.step(action)
-        if not (isinstance(answer, tuple) and len(answer) == 5):
-            raise RepolicyError(
-                f"environment {self.name!r} returns {_kind(answer)} from step, not "
-                "(observation, reward, terminated, truncated, info): old environments do; "
-                "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
-            )
+        answer = self._checked(self.env.step(action), "step", STEP_PARTS)
         check_reward(answer[1], self.name)
         return answer
+
+    def _checked(self, answer: Any, function: str, parts: tuple[str, ...]) -> tuple[Any, ...]:
+        """Return what an environment's function returned; raise unless it has these parts."""
+        if isinstance(answer, tuple) and len(answer) == len(parts):
+            return answer
+        found = f"{len(answer)} things" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
+        raise RepolicyError(
+            f"environment {self.name!r} returns {found} from {function}, not ({', '.join(parts)}): "
+            "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return all of these"
+        )
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
@@ -223,10 +224,6 @@ def merge_infos(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, INFO_TYPES) or (isinstance(value, np.ndarray) and value.ndim == 0)
-
-
-def _kind(answer: Any) -> str:
-    return f"{len(answer)} things" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------

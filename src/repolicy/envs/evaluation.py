@@ -249,8 +249,6 @@ def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""
-        if agent.observation_size == envs.observation_size + 1:
-            hint = hint or " (is the last one the time that is left, as TimeFeatureWrapper of sb3-contrib adds it?)"
         raise UsageError(
             f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
             f"{envs.observation_size}{hint}"

@@ -155,36 +155,25 @@ def group_sizes(space: Any, name: str) -> dict[str, int]:
 def observation_size(space: Any, name: str) -> int:
     """Return the number of values in an observation."""
     if isinstance(space, spaces.Dict):
-        size = sum(observation_size(part, name) for part in space.values())
-    elif isinstance(space, spaces.Box):
-        size = int(np.prod(space.shape))
-    else:
-        raise UsageError(
-            f"environment {name!r} has observations of kind {type(space).__name__}; "
-            "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
-        )
-    if not size:
-        raise UsageError(f"environment {name!r} has an empty observation ({space}): there is nothing to act on")
-    return size
+        return sum(observation_size(part, name) for part in space.values())
+    if isinstance(space, spaces.Box):
+        return int(np.prod(space.shape))
+    raise UsageError(
+        f"environment {name!r} has observations of kind {type(space).__name__}; "
+        "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
+    )
 
 
 def action_space(space: Any, name: str) -> ActionSpace:
     """Return the space flattened. For choices, `low` is the first value of each, or empty if all start at 0."""
-    if 0 in (space.shape or ()):
-        raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return ActionSpace("continuous", (space.low.size,), _floats(space.low), _floats(space.high))
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.ravel(getattr(space, "start", 0))
         return ActionSpace("discrete", tuple(map(int, sizes)), _floats(first) if first.any() else ())
-    if isinstance(space, spaces.Box):
-        raise UsageError(
-            f"environment {name!r} has a Box of whole numbers ({space.dtype}) for actions, and a density needs real "
-            "ones: declare it as MultiDiscrete, with the count and the first (start) of each, or as a Box of float32"
-        )
     raise UsageError(
-        f"environment {name!r} has actions of kind {space}; Repolicy takes Box, Discrete and MultiDiscrete"
+        f"environment {name!r} has actions of kind {space}; Repolicy takes Box of floats, Discrete and MultiDiscrete"
     )
 
 

@@ -7,7 +7,6 @@ The file only names that function. It is imported if the user types its name: `w
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,6 @@ class Features:
         """Return the features that the user named; code is imported here."""
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
-            for entry in entries:
-                _, first, last, _ = _parse_entry(entry)
-                if last <= (first or 0):
-                    raise UsageError(f"feature {entry!r} names no number: its range ends where it begins, or before")
             return cls(",".join(entries))
         source, _, name = reference.rpartition(":")
         if not (source and name.isidentifier()) or any(ENTRY.match(entry) for entry in entries):
@@ -79,8 +74,8 @@ class Features:
         """Return the features of one entry, `[B, K]`."""
         part, first, last, power = _parse_entry(entry)
         values = parts[part].astype(np.float64)
-        if first is not None and last > values.shape[1]:
-            raise UsageError(f"feature {entry!r}: there are only {values.shape[1]} numbers in it")
+        if first is not None and not first < last <= values.shape[1]:
+            raise UsageError(f"feature {entry!r} is no range of the {values.shape[1]} numbers that there are")
         chosen = values if first is None else values[:, first:last]
         return chosen if power is None else np.abs(chosen) ** power
 
@@ -173,9 +168,12 @@ class LearntWish:
         write(Path(path), "wish", tensors, header)
 
 
-@cache
-def _open_wish(path: Path, features: str, modified: int) -> LearntWish:
-    """Read a wish's file; `modified`, the time of its last change, makes the cache forget an older version."""
+def open_wish(request: str) -> LearntWish:
+    """Return the wish of `wish.safetensors` or, if its features are code, `wish.safetensors(features=my.py:f)`."""
+    match = REQUEST.fullmatch(request)
+    if match is None:
+        raise UsageError(f"{request} does not end in .safetensors, and a wish is known by that")
+    path, features = Path(match["path"]), match["features"]
     tensors, header = read(path, "wish")
     check_shape(header, HEADER, str(path))
     origin = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
@@ -213,17 +211,6 @@ def wish_request(path: Path, features: str) -> str:
 def is_wish_file(request: str) -> bool:
     """Return whether an add-on's request names the file of a learnt wish."""
     return REQUEST.fullmatch(request) is not None
-
-
-def open_wish(request: str) -> LearntWish:
-    """Return the wish of `wish.safetensors` or, if its features are code, `wish.safetensors(features=my.py:f)`."""
-    match = REQUEST.fullmatch(request)
-    if match is None:
-        raise UsageError(f"{request} does not end in .safetensors, and a wish is known by that")
-    path = Path(match["path"])
-    if not path.is_file():
-        raise FileError(f"there is no file {path}")
-    return _open_wish(path, match["features"] or "", path.stat().st_mtime_ns)
 
 
 def check_same_env(request: str, env: str) -> None:
