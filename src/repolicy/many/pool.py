@@ -45,13 +45,13 @@ def run_jobs(
     *,
     on_end: Callable[[Job, str], None],
     is_ready: Callable[[Job], bool] = lambda _: True,
-    on_poll: Callable[[list[Job]], None] = lambda _: None,
+    on_poll: Callable[[], None] = lambda: None,
     pause: float = 0.2,
 ) -> list[Job]:
     """Run the jobs in order, `at_once` at a time, each as soon as it is ready.
 
-    `on_end` is called after each job with its error message, or "". `on_poll` is called regularly with the running
-    jobs. Returns the jobs that never became ready. Ctrl-C and SIGTERM stop all jobs.
+    `on_end` is called after each job with its error message, or "". `on_poll` is called regularly. Returns
+    the jobs that never became ready. Ctrl-C and SIGTERM stop all jobs.
     """
     waiting = list(jobs)
     running, attempts = dict[Job, Any](), dict[Job, int]()
@@ -75,7 +75,7 @@ def run_jobs(
                         waiting.insert(0, job)
                     else:
                         on_end(job, "" if code == 0 else failure_message(job.log, code))
-                on_poll(list(running))
+                on_poll()
         except BaseException:
             _stop_jobs(list(running.values()))
             raise

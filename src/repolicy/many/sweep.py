@@ -197,7 +197,7 @@ def _train(
         if not error and omega_of[job] not in trained:
             say(f"{job.name} is trained")
 
-    def on_poll(_: list[Job]) -> None:
+    def on_poll() -> None:
         progress({omega: _point_progress(folder.run(omega), request) for omega in omegas})
 
     run_jobs(list(omega_of), start, at_once, on_end=on_end, on_poll=on_poll)

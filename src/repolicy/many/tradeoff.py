@@ -46,6 +46,10 @@ class Point:
         return self.main_evaluation.columns["addon_reward"].mean
 
     @property
+    def total(self) -> float:
+        return (self.basic or 0.0) + self.addon
+
+    @property
     def basic(self) -> float | None:
         """The mean basic return, or None where the environment has no basic reward."""
         column = self.main_evaluation.columns.get("basic_reward")
@@ -60,6 +64,10 @@ class Point:
         columns = self.sampled.columns
         distance = {"kl": columns["kl_a_step"].mean, "log_prior": columns["log_prior_a_step"].mean}
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
+
+
+def _format_mean(column: Column, size: float) -> str:
+    return format_number(column.mean, size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,8 +105,7 @@ class SweepResult:
     @property
     def best(self) -> int | None:
         """Index of the point with the highest total reward, or None where the prior has it, or it is not known."""
-        totals = [(point.basic or 0.0) + point.addon for point in [self.prior, *self.points]]
-        position = int(np.argmax(totals))  # 0: the prior
+        position = int(np.argmax([point.total for point in [self.prior, *self.points]]))  # 0: the prior
         return position - 1 if self.has_basic_reward and position > 0 else None
 
     @property
@@ -119,7 +126,7 @@ class SweepResult:
     def first_shown(self) -> int:
         """Index of the point that a page shows first: the one with the best total, else the knee, else the middle."""
         if self.has_basic_reward:  # also where the prior is better still
-            return int(np.argmax([(point.basic or 0.0) + point.addon for point in self.points]))
+            return int(np.argmax([point.total for point in self.points]))
         return len(self.points) // 2 if self.knee is None else self.knee
 
     def marks(self, index: int) -> str:
@@ -165,9 +172,7 @@ class SweepResult:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
-    def table(
-        self, cell: Callable[[Column, float], str] = lambda column, size: format_number(column.mean, size)
-    ) -> tuple[list[str], list[list[str]]]:
+    def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
 
         `cell` formats a quantity, with the digits that its largest mean has.
@@ -189,7 +194,7 @@ class SweepResult:
         if "metric" in quantities[0]:
             columns.append(column("metric"))
         columns.append(column("addon_reward"))
-        size = _largest([point.addon for point in everyone])
+        size = max(abs(point.addon) for point in everyone)
         gains = [format_number(point.addon - self.prior.addon, size, plus=True) for point in self.points]
         columns.append(["gained", "–", *gains])
         columns += [column(name) for name in quantities[0] if name.startswith("addon_reward_")]  # of several wishes
@@ -197,8 +202,8 @@ class SweepResult:
             columns.append(column("total_reward", "total"))
         for name in ("log_prior_a_step", "kl_a_step"):
             sampled = [point.sampled.columns[name] for point in everyone]
-            size = _largest([each.mean for each in sampled])
-            columns.append([sampled[0].title, *(format_number(each.mean, size) for each in sampled)])
+            size = max(abs(each.mean) for each in sampled)
+            columns.append([sampled[0].title, *(_format_mean(each, size) for each in sampled)])
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 
@@ -222,10 +227,6 @@ class SweepResult:
         steps = str(10 * self.request["settings"]["steps"])
         arguments = point_arguments(self.request, point.omega, SweepFolder(self.folder))
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((abs(value) for value in values if math.isfinite(value)), default=0.0)
 
 
 def evaluate_point(

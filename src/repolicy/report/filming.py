@@ -160,8 +160,6 @@ def _make_envs(shot: Shot, on_step: Callable[[bool], None]) -> tuple[Any, Envs, 
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
         return pool, wrap_decoder(pool, shot.env, on_step), pool.steps_a_second
     env = _make_env(env_maker(shot.env), shot)
-    if getattr(env, "render_mode", None) != "rgb_array":
-        raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if use_tracking_camera(env.unwrapped) and not shot.fine:
         _turn_off_shadows(env.unwrapped)
     batch = wrap_decoder(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, on_step)
@@ -182,15 +180,13 @@ _CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as 
 
 def _make_env(make: Any, shot: Shot) -> Any:
     """Make the environment with the options that it takes: a way to render, and a size."""
-    render_mode = {"render_mode": "rgb_array"}
     try:
-        for options in (render_mode | {"width": shot.width, "height": shot.height}, render_mode):
-            try:
-                return make(**options)
-            except TypeError as error:
-                if "keyword argument" not in str(error):  # else it does not take one of the options
-                    raise
-        return make()
+        try:
+            return make(render_mode="rgb_array", width=shot.width, height=shot.height)
+        except TypeError as error:
+            if "keyword argument" not in str(error):  # else it takes no size
+                raise
+            return make(render_mode="rgb_array")
     except Exception as error:
         if find_spec("mujoco"):
             with _errors_mean_no_renderer():

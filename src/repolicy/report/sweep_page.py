@@ -6,12 +6,20 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.envs import ACTIONS
+from repolicy.envs import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.differences import mean_and_std
 from repolicy.report.movie import Shot
-from repolicy.report.pieces import by_action, film_caption, films_for_page, prior_pairs, reward_table, reward_tiles
+from repolicy.report.pieces import (
+    by_action,
+    deciding_first,
+    film_caption,
+    films_for_page,
+    prior_pairs,
+    reward_table,
+    reward_tiles,
+)
 from repolicy.report.verdict import basis, verdict
 from repolicy.text import capitalize, format_count, format_number
 
@@ -69,16 +77,20 @@ def at_stop(index: int, content: str) -> str:
 
 def point_verdicts(swept: SweepResult) -> list[str]:
     """Return the verdict on each point, with its numbers beside the prior's."""
-    contents, prior = [], swept.prior
+    contents = []
     for index, point in enumerate(swept.points):
-        mean = {"prior": prior.mean, "customized": point.mean}
-        sampled = {"prior": prior.sampled, "customized": point.sampled}
-        pairs = prior_pairs(mean, sampled)
-        before, after = pairs[0]
+        kinds = _beside_prior(swept, point, "customized")
+        pairs = prior_pairs(*kinds)
         first, *rest = verdict(pairs)
         sentences = page.verdict([f"at {swept.name(point)}: {first}", *rest], basis([each for _, each in pairs]))
-        contents.append(at_stop(index, sentences + page.tiles(reward_tiles({"prior": before, "customized": after}))))
+        contents.append(at_stop(index, sentences + page.tiles(reward_tiles(deciding_first(*kinds)[0]))))
     return contents
+
+
+def _beside_prior(swept: SweepResult, point: Point, name: str) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
+    """Return the evaluations of the prior and a point, with the mean action and with sampled actions."""
+    prior = swept.prior
+    return {"prior": prior.mean, name: point.mean}, {"prior": prior.sampled, name: point.sampled}
 
 
 def point_slider(swept: SweepResult, left: str, right: str) -> str:
@@ -99,12 +111,10 @@ def slider(name: str, label: str, stops: Sequence[str], first: int, left: str, r
 
 def point_tables(swept: SweepResult) -> list[str]:
     """Return for each point a table of prior and point, as in the paper's Table 2."""
-    contents = []
-    for index, point in enumerate(swept.points):
-        mean = {"prior": swept.prior.mean, swept.name(point): point.mean}
-        sampled = {"prior": swept.prior.sampled, swept.name(point): point.sampled}
-        contents.append(at_stop(index, page.table(*reward_table(by_action(mean, sampled)))))
-    return contents
+    return [
+        at_stop(index, page.table(*reward_table(by_action(*_beside_prior(swept, point, swept.name(point))))))
+        for index, point in enumerate(swept.points)
+    ]
 
 
 def points_table(swept: SweepResult) -> str:
