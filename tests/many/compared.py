@@ -1,4 +1,4 @@
-"""Policies that are compared."""
+"""Policies that are compared, and the points of a sweep."""
 
 from pathlib import Path
 
@@ -12,6 +12,15 @@ from repolicy.priors.kinds import MeanPrior
 
 GOOD, BAD = (MeanPrior(lambda seen, gain=gain: gain * seen, 0.1) for gain in (-0.9, 0.9))
 QUADRATIC = tiny("LinearQuadratic")
+
+
+def constant(action: float) -> Policy:
+    """A policy whose mean action is always this one; its samples are close to it."""
+    policy = Policy(PolicySpec(2, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), initial_std=0.01))
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].fill_(action)
+    return policy
 
 
 def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0) -> str:

@@ -42,11 +42,6 @@ def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: 
     return compare_quantity(name, old, new, margin, 0.05)
 
 
-def test_nothing_is_told_of_nothing() -> None:
-    zeros = np.zeros(500)
-    assert judge(zeros, zeros).verdict == "cannot tell"  # a share of 0 is no margin
-
-
 @pytest.mark.parametrize(
     "kind", ["normal, std 10 %", "lognormal", "1 in 20 falls at once", "tied: successes", "tied: won 1 or lost 1"]
 )
@@ -212,7 +207,6 @@ def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys
         (["a", "wide"], "the new policy, .*wide, takes observations of 3 numbers, but .* gives 1"),
         (["a", "a", "--not-worse", "little"], "--not-worse is 'little'; it must be a share"),
         (["a", "a", "--not-worse", "0%"], "--not-worse is '0%'"),
-        (["a", "a", "--not-worse", "nan"], "--not-worse is 'nan'"),
         (["a", "a", "--error", "0.7"], "error is 0.7; it must be above 0 and below 0.5"),
         (["a", "a", "--episodes", "0"], "episodes is 0; it must be 1 or more"),
         (["bare", "bare"], "does not say which environment it is for; name one with --env"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from compared import constant
 from tiny_envs import tiny
 
 from repolicy.envs import Evaluation, evaluate
@@ -16,19 +16,10 @@ from repolicy.many import sweep as sweeps
 from repolicy.many.evaluations import code_sums, read_evaluations, write_evaluations
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.policies import ActionSpace, Policy, PolicySpec, save_policy
+from repolicy.policies import save_policy
 from repolicy.runs.settings import Settings
 
 BEYOND = "def beyond(observations, actions, next_observations, info):\n    return 1.0 * (actions[..., 0] > {limit})\n"
-
-
-def constant(action: float) -> Policy:
-    """A policy whose mean action is always this one; its samples are close to it."""
-    policy = Policy(PolicySpec(2, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), initial_std=0.01))
-    with torch.no_grad():
-        policy.network.weights[-1].zero_()
-        policy.network.biases[-1].fill_(action)
-    return policy
 
 
 def same(one: Evaluation, other: Evaluation) -> bool:

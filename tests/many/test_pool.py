@@ -95,16 +95,9 @@ run_jobs([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], Loca
 """
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A pool in a process of its own, with one job at work."""
-    with begun(tmp_path) as process:
-        yield process
-
-
 @contextlib.contextmanager
 def begun(tmp_path: Path, ignored: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """What a script starts with `&` begins with SIGINT ignored."""
+    """A pool in a process of its own, with one job at work. What a script starts with `&` ignores SIGINT at first."""
     shell = ["sh", "-c", f'trap {"" if ignored else "-"!r} INT; exec "$@"', "sh"]
     words = [*shell, sys.executable, "-c", POOL]
     with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE) as process:
@@ -132,8 +125,9 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent died")
-def test_a_job_does_not_outlive_a_pool_that_was_killed(pool: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
-    pool.kill()
+def test_a_job_does_not_outlive_a_pool_that_was_killed(tmp_path: Path) -> None:
+    with begun(tmp_path) as pool:
+        pool.kill()
     until(lambda: is_gone(int((tmp_path / "pid").read_text())))
     assert not (tmp_path / "polite").exists()
 
@@ -153,18 +147,13 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.
     code = "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: None)\n"
     code += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
 
-    def stop(_: list[Job]) -> None:
+    def stop() -> None:
         if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
             raise KeyboardInterrupt
 
+    job = Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(
-            [Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")],
-            LocalProcess,
-            1,
-            on_end=print,
-            on_poll=stop,
-        )
+        run_jobs([job], LocalProcess, 1, on_end=print, on_poll=stop)
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -195,7 +184,7 @@ def test_an_address_that_does_not_answer_is_a_sentence() -> None:
         check_ray_address(f"127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", ":"])
+@pytest.mark.parametrize("address", ["nonsense", "host:port"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT"):
         check_ray_address(address)

@@ -9,7 +9,7 @@ from typing import Any
 import noise_worlds
 import numpy as np
 import pytest
-import torch
+from compared import constant
 from tiny_envs import tiny
 
 from repolicy.cli.main import main
@@ -148,11 +148,14 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
         ([0.1 + 0.2, 0.3], "has 0.3 more than once"),
         ([0.0, -0.0], "has 0 more than once"),
         (["a"], "omega is 'a'; it must be a finite number"),
+        ("0.1", "omega is '0.1'"),
+        (-1.5, "omega is -1.5"),
+        (np.array([0.1, 0.1]), "has 0.1 more than once"),
     ],
 )
 def test_values_that_make_no_sweep_are_refused(omegas: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        sorted_omegas(omegas)
+        sweep("hopper", "height", omegas)
 
 
 def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None:
@@ -163,9 +166,6 @@ def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None
 
 def test_values_come_in_order() -> None:
     assert sorted_omegas([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
-    for given, said in ((np.array([0.1, 0.1]), "has 0.1 more than once"), (-1.5, "omega is -1.5"), ("0.1", "is '0.1'")):
-        with pytest.raises(UsageError, match=said):
-            sweep("hopper", "height", given)
 
 
 @pytest.fixture
@@ -254,15 +254,14 @@ def test_a_sweep_that_was_killed_while_it_began_can_be_begun_again(tmp_path: Pat
     assert folder.claim(request, [0.1], b"prior", 2) == [0.1]
 
 
-def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], error: str = "not today") -> list[int]:
-    """What is done with each point's job in place of its training; how many at once is kept."""
+def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], str | None]) -> list[int]:
+    """What is done with each point's job in place of its training, and its error; how many at once is kept."""
     counts = list[int]()
 
     def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
         counts.append(at_once)
         for job in jobs:
-            each(job)
-            on_end(job, error)
+            on_end(job, each(job) or "")
 
     monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
     return counts
@@ -272,7 +271,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], erro
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The programs of the points, none of which runs."""
     found = list[tuple[str, ...]]()
-    instead(monkeypatch, lambda job: found.append(job.program))
+    instead(monkeypatch, lambda job: found.append(job.program) or "not today")
     return found
 
 
@@ -281,22 +280,13 @@ def chosen(observations: np.ndarray, actions: np.ndarray, next_observations: np.
     return np.asarray(actions[..., 0], dtype=float)
 
 
-def constant(action: float) -> Policy:
-    """Its mean action is always this one."""
-    policy = Policy(PolicySpec(2, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,)))
-    with torch.no_grad():
-        policy.network.weights[-1].zero_()
-        policy.network.biases[-1].fill_(action)
-    return policy
-
-
 def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each policy's action is ω′, and a step pays the action; the prior's log-probabilities stand beside it."""
 
     def trained(job: Job) -> None:
         save_policy(Path(told(job.program, "--out"), "policy.safetensors"), constant(omega_of(job.program)), {})
 
-    instead(monkeypatch, trained, "")
+    instead(monkeypatch, trained)
     path, wish = tmp_path / "prior.safetensors", [f"{__file__}:chosen"]
     save_policy(path, constant(-1.0), {})
     given: dict[str, Any] = {"env": tiny("Counter"), "episodes": 3}
@@ -367,7 +357,7 @@ def test_the_noise_of_every_point_is_held_at_both_its_mean_and_its_width(
 def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
 ) -> None:
-    counts = instead(monkeypatch, lambda job: None)
+    counts = instead(monkeypatch, lambda job: "not today")
     monkeypatch.setattr("repolicy.many.pool.connect_to_ray", lambda: None)
     wish, asked = [f"{__file__}:still"], {"states": 0.0, "jobs": jobs, "on_ray": True}
     with pytest.raises(RepolicyError, match="not today"):
@@ -378,12 +368,11 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
 def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
-        for job in jobs:
-            save_policy(Path(told(job.program, "--out"), "policy.safetensors"), read_policy(prior).policy, {})
-            on_end(job, "not today" if "0.2" in job.name else "")
+    def trained(job: Job) -> str:
+        save_policy(Path(told(job.program, "--out"), "policy.safetensors"), read_policy(prior).policy, {})
+        return "not today" if "0.2" in job.name else ""
 
-    monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
+    instead(monkeypatch, trained)
     swept = list[SweepResult]()
 
     def reported(found: SweepResult, say: object) -> Path:

@@ -109,19 +109,22 @@ def test_small_weights_are_read_out() -> None:
     assert "0.000348" in drawn
 
 
-def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+def logged(path: Path, **metrics: float) -> RunFolder:
+    """A run's folder with two iterations."""
+    folder = RunFolder(path)
     for step in (100, 200):
-        folder.log({"iteration": step, "steps": step, "evaluation_objective": 1.0 * step})
+        folder.log({"iteration": step, "steps": step} | metrics)
+    return folder
+
+
+def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
+    folder = logged(tmp_path, evaluation_objective=1.0)
     assert "own objective" in learning_section(folder, asked(), {})
     assert "own objective" not in learning_section(folder, asked(kl_budget=2.0), {})
 
 
-def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
-    folder = RunFolder(str(tmp_path))
-    for step in (100, 200):
-        folder.log({"iteration": step, "steps": step, "evaluation_metric": 0.3 + step, "omega": 0.1})
-    text = learning_section(folder, asked(), {"prior": prior()})
+def test_the_metric_is_a_curve_under_its_own_name(tmp_path: Path) -> None:
+    text = learning_section(logged(tmp_path, evaluation_metric=0.3, omega=0.1), asked(), {"prior": prior()})
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1
@@ -153,10 +156,8 @@ def test_axes_say_what_they_are() -> None:
     assert axes.y(0.0) < before[1]
 
 
-def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: object) -> None:
-    folder = RunFolder(str(tmp_path))
-    for step in (100, 200):
-        folder.log({"iteration": step, "steps": step, "kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
+def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: Path) -> None:
+    folder = logged(tmp_path, **{"kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
     asked = Request("env", residual(0.1, 0.2), Settings(keep=0.95), ("hind_leg",), limits=("my.py:power<=2",))
     text = learning_section(folder, asked, {"prior": prior()})
     for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "to keep 0.95"):

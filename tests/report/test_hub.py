@@ -49,6 +49,12 @@ def a_policy(name: str = "mine.safetensors", **card: Any) -> Policy:
     return policy
 
 
+def pushed_card(files: dict[str, dict[str, bytes]], policy: str | Path, **options: Any) -> str:
+    """The card of a policy that is pushed, with one episode."""
+    push(policy, "hf://somebody/pushed", trust=True, **{"episodes": 1} | options)
+    return files["somebody/pushed"]["README.md"].decode()
+
+
 def test_what_is_pushed_comes_back_as_a_prior(
     files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,11 +106,9 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
     assert typed(capsys, "dial", "runs/near", "--at", "0.5", "--how", "weights", "--trust")[0] == 0
     for beside in ("prior", "policy-weights-0.5"):  # no run of that command ends with these
-        push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
-        assert "Make it again" not in files["somebody/beside"]["README.md"].decode()
+        assert "Make it again" not in pushed_card(files, f"runs/near/{beside}.safetensors", env=ENV)
     Path("moved.safetensors").write_bytes((result.folder / "policy.safetensors").read_bytes())  # out of its run
-    push("moved.safetensors", "hf://somebody/moved", episodes=1, trust=True)
-    assert "--steps 256 " in files["somebody/moved"]["README.md"].decode().partition("## Make it again")[2]
+    assert "--steps 256 " in pushed_card(files, "moved.safetensors").partition("## Make it again")[2]
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
 
@@ -112,8 +116,7 @@ def test_the_card_says_whether_limits_hold_and_enough_is_kept(files: dict[str, d
     limit, wish = f"{tiny('stay_near')}>=-1e9", tiny("stay_near")
     request = {"env": ENV, "addons": [wish], "limits": [limit], "settings": {"keep": 0.5}}
     save_policy(Path("held.safetensors"), a_policy(), {"request": request}, prior=a_policy())
-    push("held.safetensors", "hf://somebody/held", episodes=3, trust=True)
-    card = files["somebody/held"]["README.md"].decode()
+    card = pushed_card(files, "held.safetensors", episodes=3)
     assert re.search(r"limit \S*stay_near>=\S+ holds \(", card)
     assert "of the old return, and 0.5 was asked for: " in card
 
@@ -121,8 +124,7 @@ def test_the_card_says_whether_limits_hold_and_enough_is_kept(files: dict[str, d
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
     card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
     save_policy("theirs.safetensors", a_policy(), card)
-    push("theirs.safetensors", "hf://somebody/theirs", episodes=1, env=ENV)
-    text = files["somebody/theirs"]["README.md"].decode()
+    text = pushed_card(files, "theirs.safetensors", env=ENV)
     assert text.count("```") == 4  # two blocks, each with a beginning and an end
     assert "Made with `torch '<b>'`." in text
 
@@ -131,8 +133,7 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
     command, request = "repolicy rql train Walk-v0 --alpha 0.5", {"env": ENV, "method": "dqn"}
     save_policy("q/policy.safetensors", a_policy(), {"request": request, "command": command})
     Path("q/run.json").write_text(json.dumps({"request": request}))
-    push("q", "hf://somebody/q", episodes=1, trust=True)
-    assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
+    assert command in pushed_card(files, "q").partition("## Make it again")[2]
 
 
 class Decode(nn.Module):
@@ -155,17 +156,15 @@ def test_a_card_says_what_else_must_be_typed(
         decoder = {"code": f"{HERE}:same", "decoder": "flow.onnx"}.get(name)
         policy, stated = noise_prior(decoder, 1, 1, "Pendulum-v1") if decoder else (standard_normal(3, 1), "")
         save_policy(f"{name}.safetensors", policy, {"request": {"env": stated}} if stated else {})
-        push(f"{name}.safetensors", f"hf://somebody/{name}", episodes=1, env=env or None, trust=True)
-        text = files[f"somebody/{name}"]["README.md"].decode()
-        assert f"\nrepolicy evaluate hf://somebody/{name} {option}\n" in text
-        assert f"\nrepolicy customize hf://somebody/{name} {option} --addon NAME\n" in text
+        text = pushed_card(files, f"{name}.safetensors", env=env or None)
+        assert f"\nrepolicy evaluate hf://somebody/pushed {option}\n" in text
+        assert f"\nrepolicy customize hf://somebody/pushed {option} --addon NAME\n" in text
 
 
 def test_a_generative_policy_is_judged_by_sampled_noise(files: dict[str, dict[str, bytes]]) -> None:
     policy, env = noise_prior(f"{HERE}:same", 2, 1, WALK)
     save_policy("noise.safetensors", policy, {"request": {"env": env, "addons": [RIGHT]}}, prior=policy)
-    push("noise.safetensors", "hf://somebody/noise", episodes=2, trust=True)
-    text = files["somebody/noise"]["README.md"].decode()
+    text = pushed_card(files, "noise.safetensors", episodes=2)
     assert "over 2 episodes with sampled actions." in text
     assert "2 episodes each with sampled actions, from the same starts" in text
 
@@ -270,9 +269,3 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'repolicy\[hub\]'"):
         hub.download_policy("hf://somebody/mine")
-
-
-def test_a_stranger_is_told_apart_from_a_file() -> None:
-    assert hub.repository_of("hf://a/b@v1.0") == hub.Repository("a/b", "v1.0")
-    assert not hub.is_on_hub("runs/hf")
-    assert issubclass(FileError, repolicy.RepolicyError)

@@ -66,6 +66,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFolder
     return plain, customized
 
 
+def copied(run: RunFolder, path: Path, **settings: float) -> RunFolder:
+    """A copy of a run that was asked for with these settings."""
+    folder = RunFolder(shutil.copytree(run.path, path))
+    story = json.loads((path / "run.json").read_text())
+    story["request"]["settings"] |= settings
+    (path / "run.json").write_text(json.dumps(story))
+    return folder
+
+
 @pytest.fixture
 def _no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(shots: list[Shot], say: object) -> list[bytes]:
@@ -87,18 +96,14 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     text = write_report(folder.path, episodes=4, trust=True).read_text()
     saved, addon = read_policy(folder.policy), combine_addons([CALM])
     assert saved.prior is not None
-    for policy in (saved.policy, saved.prior):
-        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend="gymnasium")
-        for name in ("total_reward", "basic_reward", "addon_reward", "metric"):
-            assert format_number(found.columns[name].mean) in text
-    assert "mean distance" in text
+    options = {"addon": addon, "prior": saved.prior, "seed": EVALUATION_SEED, "backend": "gymnasium"}
     pairs = [
-        tuple(
-            evaluate(who, ENV, 4, addon=addon, deterministic=not how, seed=EVALUATION_SEED, backend="gymnasium")
-            for who in (saved.prior, saved.policy)
-        )
-        for how in (False, True)
+        [evaluate(policy, ENV, 4, deterministic=kind, **options) for policy in (saved.prior, saved.policy)]
+        for kind in (True, False)
     ]
+    for name in ("total_reward", "basic_reward", "addon_reward", "metric"):
+        assert all(format_number(found.columns[name].mean) in text for found in pairs[0])
+    assert "mean distance" in text
     above = unescape(text[: text.index('class="tiles"')])
     assert all(sentence[1:] in above for sentence in verdict(pairs))
     hint = report.next_step_hint(folder, folder.load_request(), pairs)
@@ -114,7 +119,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
 def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
     """The run was scored by the prior itself: the clone's levels are none of its curves'."""
     for name, more in (("copied", {}), ("clone", {"prior_is": {"kl": 0.1}})):
-        folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / name))
+        folder = copied(runs[1], tmp_path / name)
         saved = read_policy(folder.policy)
         save_policy(folder.policy, saved.policy, saved.card | more, saved.prior)
         folder.prior.unlink()  # copied without it: what acts is in the policy's file
@@ -127,7 +132,7 @@ def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], t
 
 @pytest.mark.usefixtures("_no_renderer")
 def test_the_page_says_which_policy_it_shows(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
-    folder = RunFolder(shutil.copytree(runs[0].path, tmp_path / "run"))
+    folder = copied(runs[0], tmp_path / "run")
     shown = [write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0]]
     shutil.copy(folder.policy, folder.replaced)
     shown.append(write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0])
@@ -195,12 +200,9 @@ def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolde
 def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
     """Whether it was stopped or is at work, the folder is the same."""
     said = "This run is not finished: 1,024 of 9,216 steps are done so far, and this is what there is."
-    half = RunFolder(shutil.copytree(runs[0].path, tmp_path / "half"))
-    story = json.loads((half.path / "run.json").read_text())
-    story["request"]["settings"]["steps"] = 9216
-    (half.path / "run.json").write_text(json.dumps(story))
+    half = copied(runs[0], tmp_path / "half", steps=9216)
     assert said in write_report(half.path, episodes=1).read_text()
-    whole = RunFolder(shutil.copytree(runs[0].path, tmp_path / "whole"))
+    whole = copied(runs[0], tmp_path / "whole")
     shutil.rmtree(whole.path / "checkpoints")  # as where a run was copied without them
     assert "not finished" not in write_report(whole.path, episodes=1).read_text()
     half.policy.unlink()
@@ -212,10 +214,7 @@ def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder,
 def test_a_budget_is_shown_beside_what_was_spent_and_no_weight_that_it_moves_is_advised(
     runs: tuple[RunFolder, RunFolder], tmp_path: Path
 ) -> None:
-    folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / "held"))
-    story = json.loads((folder.path / "run.json").read_text())
-    story["request"]["settings"]["kl_budget"] = 0.5
-    (folder.path / "run.json").write_text(json.dumps(story))
+    folder = copied(runs[1], tmp_path / "held", kl_budget=0.5)
     spent = folder.read_metrics()["prior_kl"][-1]
     text = unescape(write_report(folder.path, episodes=2, trust=True).read_text())
     assert f"At its end: {spent:.2f} nats a step, the budget is 0.5." in text.partition("</header>")[0]
@@ -224,7 +223,7 @@ def test_a_budget_is_shown_beside_what_was_spent_and_no_weight_that_it_moves_is_
 
 @pytest.mark.usefixtures("_no_renderer")
 def test_a_run_of_one_iteration_has_a_page_without_curves(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
-    folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / "one"))
+    folder = copied(runs[1], tmp_path / "one")
     first, *_ = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text(first)
     assert "Fewer than two iterations are logged" in write_report(folder.path, episodes=2, trust=True).read_text()
@@ -232,10 +231,8 @@ def test_a_run_of_one_iteration_has_a_page_without_curves(runs: tuple[RunFolder,
 
 def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
     """Its critic may be at its warm-up still."""
-    half = RunFolder(shutil.copytree(runs[1].path, tmp_path / "half"))
-    request = half.load_request()
-    request = replace(request, settings=replace(request.settings, steps=9216))
-    assert report.next_step_hint(half, request, []).startswith("go on with it (--resume)")
+    half = copied(runs[1], tmp_path / "half", steps=9216)
+    assert report.next_step_hint(half, half.load_request(), []).startswith("go on with it (--resume)")
 
 
 @pytest.mark.usefixtures("_no_renderer")

@@ -16,8 +16,8 @@ from repolicy.report.differences import difference, student_t_p_value
 from repolicy.report.verdict import advice, basis
 from repolicy.report.verdict import verdict as judged
 
+Returns = tuple[np.ndarray, np.ndarray | None]  # basic reward and add-on of each episode
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
-
 
 SEEDS = count()  # so that two sets of episodes are drawn apart
 
@@ -79,21 +79,12 @@ def test_worse() -> None:
     ]
 
 
-def test_more_than_all_of_the_old_return_may_be_lost() -> None:
-    said = verdict(evaluated(HALF + 100, HALF), evaluated(HALF - 10, HALF))
-    assert said.startswith("it has −10.0 % of the old return")
-
-
 def test_a_difference_within_its_error_is_none() -> None:
     prior = evaluated(100 * HALF, 0 * HALF)
-    for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4
-        said = verdict(prior, evaluated(100 * HALF + shift, 0 * HALF))
-        assert ("; better than its prior in total: by 41 ± 20" in said) == better
-        assert said.startswith("cannot tell it from its prior in total: ") != better
-    assert "a difference of 40 ± 20 may be chance" in verdict(prior, evaluated(100 * HALF + 40, 0 * HALF))
-    assert "it showed no certain change of the old return (40 ± 20)" in verdict(
-        prior, evaluated(100 * HALF + 40, 0 * HALF)
-    )
+    found = [verdict(prior, evaluated(100 * HALF + shift, 0 * HALF)) for shift in (40.0, 41.0)]
+    assert found[0].startswith("cannot tell it from its prior in total: a difference of 40 ± 20 may be chance; ")
+    assert "it showed no certain change of the old return (40 ± 20)" in found[0]
+    assert "; better than its prior in total: by 41 ± 20" in found[1]  # twice √(2 · 100² / 49) is 40.4
 
 
 def test_chance_is_students() -> None:
@@ -112,31 +103,28 @@ def test_a_run_that_changed_nothing_is_seldom_told_to_be_better_or_worse() -> No
     assert not any(share["contradicted"] for share in shares)
 
 
-def test_without_an_add_on_the_basic_reward_is_judged_and_a_share_is_not_nothing() -> None:
-    said = verdict(evaluated(HALF + 10_000, None), evaluated(HALF + 10_020, None))
-    assert said == "better than its prior in the basic reward: by 20.00 ± 0.20 (under 1 %)"
+ONE, NONE, UNKNOWN = np.ones(1), 0 * HALF, np.full(50, np.nan)
 
 
-def test_the_same_policy_cannot_be_told_apart() -> None:
-    same = evaluated(0 * HALF + 3, 0 * HALF)
-    assert verdict(same, same).startswith("cannot tell it from its prior")
-
-
-def test_one_episode_proves_nothing() -> None:
-    one, two = evaluated(np.array([1.0]), np.array([0.0])), evaluated(np.array([1000.0]), np.array([0.0]))
-    assert verdict(one, two).startswith("cannot tell it from its prior in total: one episode each, +999.0")
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ((HALF + 100, HALF), (HALF - 10, HALF), "it has −10.0 % of the old return"),
+        ((HALF + 10_000, None), (HALF + 10_020, None), "in the basic reward: by 20.00 ± 0.20 (under 1 %)"),
+        ((NONE + 3, NONE), (NONE + 3, NONE), "cannot tell it from its prior"),
+        ((ONE, ONE), (1000 * ONE, ONE), "cannot tell it from its prior in total: one episode each, +999.0"),
+        ((UNKNOWN, HALF + 10), (UNKNOWN, HALF + 20), "in the wish: by 10.00 ± 0.20 (100 %); the environment tells no"),
+    ],
+    ids=["more than all is lost", "no add-on", "the same", "one episode", "no basic reward"],
+)
+def test_what_is_told_of_other_episodes(before: Returns, after: Returns, said: str) -> None:
+    assert said in verdict(evaluated(*before), evaluated(*after))
 
 
 def test_of_a_negative_reward_no_share_is_gained() -> None:
-    said = verdict(evaluated(HALF - 100, 0 * HALF), evaluated(HALF - 50, 0 * HALF))
+    said = verdict(evaluated(HALF - 100, NONE), evaluated(HALF - 50, NONE))
     assert said.endswith("better than its prior in total: by 50.00 ± 0.20")
     assert "%" not in said
-
-
-def test_without_a_basic_reward_the_wish_alone_is_judged() -> None:
-    unknown = np.full(50, np.nan)
-    said = verdict(evaluated(unknown, HALF + 10), evaluated(unknown, HALF + 20))
-    assert said.startswith("better than its prior in the wish: by 10.00 ± 0.20 (100 %); the environment tells no basic")
 
 
 def test_an_evaluation_knows_which_episodes_the_environment_ended() -> None:
@@ -159,13 +147,11 @@ def test_a_step_weighs_the_same_in_an_episode_of_any_length() -> None:
 
 def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation]]:
     """Pairs whose totals change by so much, with the mean action and sampled ones."""
-    pairs = []
-    for change, sampled in ((by_mean, False), (by_samples, True)):
-        prior, now = evaluated(100.0 + HALF, 0.0 * HALF), evaluated(100.0 + change + HALF, 0.0 * HALF)
-        pairs.append(
-            (dataclasses.replace(prior, deterministic=not sampled), dataclasses.replace(now, deterministic=not sampled))
-        )
-    return pairs
+
+    def now(change: float, deterministic: bool) -> Evaluation:
+        return dataclasses.replace(evaluated(100.0 + change + HALF, 0.0 * HALF), deterministic=deterministic)
+
+    return [(now(0.0, kind), now(change, kind)) for change, kind in ((by_mean, True), (by_samples, False))]
 
 
 def test_one_sentence_covers_both_kinds_of_action() -> None:
