@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from inspect import isgetsetdescriptor, ismodule
+from inspect import isgetsetdescriptor
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -49,13 +49,13 @@ def load_object(reference: str, what: str) -> Any:
     if not source or not name:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
     if source.endswith(".py") and not Path(source).is_file():
-        raise UsageError(f"{what} {reference!r}: there is no file {source}{_from_here(Path(source), name)}")
+        raise UsageError(f"{what} {reference!r}: there is no file {Path(source).absolute()}")
     with in_one_sentence(f"{what} {reference!r} cannot be imported", UsageError):
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
         return getattr(module, name)
     except AttributeError:
-        hint = suggest(name, _public_names(module))
+        hint = suggest(name, vars(module))
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{hint}") from None
 
 
@@ -68,23 +68,6 @@ def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     return find
-
-
-def _public_names(module: ModuleType) -> list[str]:
-    """Return the public names that a module defines itself."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not (name.startswith("_") or ismodule(value))
-        and getattr(value, "__module__", module.__name__) == module.__name__
-    ]
-
-
-def _from_here(path: Path, name: str) -> str:
-    """Return a hint for a relative path that does not exist in the present folder."""
-    if path.is_absolute():
-        return ""
-    return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
 
 
 def import_name(thing: Any) -> str | None:

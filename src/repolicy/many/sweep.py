@@ -15,7 +15,7 @@ from typing import Any
 from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addon_names import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
-from repolicy.files import file_sum, write_json
+from repolicy.files import check_writable, file_sum, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.evaluations import as_values, code_sums, read_evaluations, write_evaluations
@@ -102,7 +102,7 @@ def sweep(
     omegas = sorted_omegas(values)
     if before is None:
         folder.check_new()  # before anything that takes a while
-    RunFolder(folder.path).check_writable()
+    check_writable(folder.content)
     options = RequestOptions.from_arguments(env, addon, sparse=sparse)
     if before is not None:
         options.require_trust(before, folder.content, trust)

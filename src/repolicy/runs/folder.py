@@ -11,7 +11,16 @@ from typing import Any
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.files import check_shape, file_sum, read_bytes, read_json, replace_nonfinite, write_bytes, write_json
+from repolicy.files import (
+    check_shape,
+    check_writable,
+    file_sum,
+    read_bytes,
+    read_json,
+    replace_nonfinite,
+    write_bytes,
+    write_json,
+)
 from repolicy.policies import OBJECTIVE_SHAPE, read_card
 from repolicy.policies.storage import FORMAT, read, write
 from repolicy.runs.request import Request
@@ -106,21 +115,12 @@ class RunFolder:
         """Raise if the folder holds a run that is not to be resumed, or if it cannot be written."""
         if not resume and self.request() is not None:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
-        self.check_writable()
+        check_writable(self.path / "run.json")
 
     def check_prior(self, before: Request, prior: str) -> None:
         """Raise if the run that began here has another prior than the one with this checksum."""
         if before.prior != prior:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
-
-    def check_writable(self) -> None:
-        """Raise if the folder cannot be written or made."""
-        path = self.path.absolute()
-        existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
-        if not existing.is_dir():
-            raise FileError(f"{self.path} cannot be made: {existing} is a file and no folder; choose another --out")
-        if not os.access(existing, os.W_OK):
-            raise FileError(f"{existing} cannot be written into; choose another --out")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise if the folder's files are not those of the run that began here; return warnings."""
