@@ -13,7 +13,6 @@ from quick_graphs import quick_graph
 from typed_commands import with_few_states, worked
 
 from repolicy.cli import main as cli
-from repolicy.cli.options import parse
 from repolicy.envs import evaluation
 from repolicy.many import positions, sweep
 from repolicy.planning import asking, value
@@ -83,10 +82,7 @@ def test_commands_in_sentences_are_understood(page: Path) -> None:
 def understood(words: list[str]) -> None:
     """Fails for a command, or an option of it, that is not there."""
     if "--help" not in words:
-        commands = cli.COMMANDS
-        if words[0] in cli.GROUPS:
-            commands, words = {**cli.GROUPS[words[0]][1]}, words[1:]
-        parse(commands[words[0]], cli._normalize_words(words[1:]), "repolicy")
+        cli._parse_command(words)
 
 
 # Running them ---------------------------------------------------------------------------------------------------------

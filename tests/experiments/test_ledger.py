@@ -172,10 +172,7 @@ def test_every_command_of_a_row_is_understood(path: Path, monkeypatch: pytest.Mo
     for command in {json.loads(line)["command"] for line in path.read_text().splitlines()}:
         program, *words = shlex.split(command)
         if program == "repolicy":
-            if words[0] in cli.GROUPS:
-                cli._parse_in_group(*words)
-            else:
-                cli._parse_command(words[0], words[1:])
+            cli._parse_command(words)
             continue
         assert words[0] == "-m", f"{command}: a script does not find the other folders"
         module = importlib.import_module(words[1].replace(".llm", ".llm.__main__"))

@@ -176,10 +176,10 @@ def test_an_unknown_basic_reward_is_left_out(
 def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, RunFolder], which: int) -> None:
     request = runs[which].load_request()
     words = shlex.split(report.repeat_command(runs[which], request))
-    command = cli._parse_command(words[1], words[2:])
-    steps = command.settings.get("steps", 1_000_000)
+    command = cli._parse_command(words[1:])
+    steps = command.named.get("steps", 1_000_000)
     usual = customize_defaults(read_policy(command.prior).policy, steps) if which else train_defaults(ENV)
-    settings = replace(usual, **command.settings)
+    settings = replace(usual, **command.named)
     assert settings == request.settings
     assert command.addon == request.addons
     if which:

@@ -89,16 +89,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in HELP:
-        purpose = "Give a trained policy a new requirement, without its old reward."
-        print(_overview("repolicy", purpose, COMMANDS, GROUPS))
-        sys.exit(0 if arguments else 2)
-    if arguments[0] == "--version":
+    if arguments[:1] == ["--version"]:
         from repolicy import __version__
 
         print(__version__)
         return
-    command = _parse_in_group(*arguments) if arguments[0] in GROUPS else _parse_command(arguments[0], arguments[1:])
+    command = _parse_command(arguments)
     values = _execute(command)
     if command.json and is_main_process():
         from repolicy.files import replace_nonfinite
@@ -115,21 +111,22 @@ def _run(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def _parse_in_group(group: str, *arguments: str) -> Any:
-    purpose, commands = GROUPS[group]
-    if not arguments or arguments[0] in HELP:
-        print(_overview(f"repolicy {group}", purpose, commands))
-        sys.exit(0 if arguments else 2)
-    return _parse_command(arguments[0], list(arguments[1:]), commands, f"repolicy {group}")
-
-
 def _parse_command(
-    name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy"
+    arguments: list[str],
+    prog: str = "repolicy",
+    purpose: str = "Give a trained policy a new requirement, without its old reward.",
+    commands: Mapping[str, Any] = COMMANDS,
+    groups: Mapping[str, tuple[str, Mapping[str, Any]]] = GROUPS,
 ) -> Any:
     """Parse the words into a command; if they ask for help, print it and exit."""
+    if not arguments or arguments[0] in HELP:
+        print(_overview(prog, purpose, commands, groups))
+        sys.exit(0 if arguments else 2)
+    name, *arguments = arguments
+    if name in groups:
+        return _parse_command(arguments, f"{prog} {name}", *groups[name], groups={})
     if name not in commands:
-        names = {**commands, **GROUPS} if commands is COMMANDS else commands
-        raise UsageError(f"there is no command {name!r}{suggest(name, names)}; {prog} --help lists them")
+        raise UsageError(f"there is no command {name!r}{suggest(name, [*commands, *groups])}; {prog} --help lists them")
     command, words = commands[name], _normalize_words(arguments)
     if not HELP.isdisjoint(words):
         print(help_page(command, f"{prog} {name}"))
@@ -162,7 +159,7 @@ def _normalize_words(arguments: list[str]) -> list[str]:
     return [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
 
 
-def _overview(prog: str, purpose: str, commands: Mapping[str, Any], groups: Mapping[str, tuple[str, Any]] = {}) -> str:
+def _overview(prog: str, purpose: str, commands: Mapping[str, Any], groups: Mapping[str, tuple[str, Any]]) -> str:
     lines = [f"usage: {prog} COMMAND ...", "", purpose, ""]
     lines += [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
     lines += ["", "Groups of commands, each with a --help of its own:", ""] if groups else []
