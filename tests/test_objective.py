@@ -25,20 +25,28 @@ dyadic = st.integers(-(2**20), 2**20).map(lambda number: number / 1024)  # sums 
 
 
 @pytest.mark.parametrize(
-    ("made", "task", "omega", "alpha", "bonus"),
+    ("name", "named", "task", "omega", "alpha", "bonus"),
     [
-        (objective.no_entropy(), "basic", 0, 0, 0),
-        (objective.end_entropy(ALPHA), "basic", 0, 0, ALPHA),
-        (objective.repeat_entropy(ALPHA), "basic", 0, ALPHA, ALPHA),
-        (objective.soft(ALPHA), "basic", 0, ALPHA, 0),
-        (objective.greedy(ALPHA), "addon", 0, ALPHA, 0),
-        (objective.kl(ALPHA), "addon", ALPHA, ALPHA, 0),
-        (objective.residual(OMEGA, ALPHA), "addon", OMEGA, ALPHA, 0),
-        (objective.full(ALPHA), "both", 0, ALPHA, 0),
+        ("no_entropy", {}, "basic", 0, 0, 0),
+        ("end_entropy", {"alpha": ALPHA}, "basic", 0, 0, ALPHA),
+        ("repeat_entropy", {"alpha": ALPHA}, "basic", 0, ALPHA, ALPHA),
+        ("soft", {"alpha": ALPHA}, "basic", 0, ALPHA, 0),
+        ("greedy", {"alpha": ALPHA}, "addon", 0, ALPHA, 0),
+        ("kl", {"alpha": ALPHA}, "addon", ALPHA, ALPHA, 0),
+        ("residual", {"omega": OMEGA, "alpha": ALPHA}, "addon", OMEGA, ALPHA, 0),
+        ("full", {"alpha": ALPHA}, "both", 0, ALPHA, 0),
     ],
 )
-def test_the_table(made: Objective, task: str, omega: float, alpha: float, bonus: float) -> None:
+def test_the_table(name: str, named: dict[str, float], task: str, omega: float, alpha: float, bonus: float) -> None:
+    made = objective_by_name(name, **named)
+    assert made == getattr(objective, name)(**named)
     assert (made.task, made.omega, made.alpha, made.bonus) == (task, omega, alpha, bonus)
+    assert (made.reads_basic, made.reads_addon, made.reads_prior) == (task != "addon", task != "basic", omega > 0)
+    assert objective_name(made) == (name, named)
+
+
+def test_an_objective_without_a_name() -> None:
+    assert objective_name(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
 
 
 def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:
@@ -47,14 +55,6 @@ def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:
     basic, addon, policy, prior = torch.randn(4, size, generator=generator, dtype=torch.float64)
     log_prior = prior if isinstance(log_prior, str) else log_prior
     return reformulated(what, task_reward(what, basic, addon), log_prior, policy)
-
-
-def test_without_coefficients_the_reward_is_the_task_itself() -> None:
-    for what in (objective.no_entropy(), objective.greedy(0.0), objective.residual(0.0, 0.0), objective.full(0.0)):
-        parts = rewards(what)
-        assert torch.equal(parts.total, parts.task)
-        assert not parts.prior.any()
-        assert not parts.entropy.any()
 
 
 @pytest.mark.parametrize("log_prior", [None, -math.inf, math.nan])
@@ -97,14 +97,6 @@ def test_states_that_the_prior_does_not_know_cost() -> None:
     assert reformulated(objective.residual(0.25, 0.5), 7.0, -4.0, -2.0, states=-4.0).total == 7.0
 
 
-def test_kl_pays_for_the_log_ratio() -> None:
-    """Where policy and prior agree, the kl objective is the task's reward alone."""
-    task, log_prob = np.array([1.0, -2.0, 3.0]), np.array([-0.5, -4.0, 0.25])
-    np.testing.assert_allclose(reformulated(objective.kl(0.3), task, log_prob, log_prob).total, task, rtol=1e-15)
-    apart = reformulated(objective.kl(0.5), task, log_prob - 2.0, log_prob)
-    np.testing.assert_allclose(apart.total, task - 1.0, rtol=1e-15)
-
-
 @given(st.lists(st.tuples(dyadic, dyadic, dyadic), min_size=1, max_size=20), st.integers(0, 64), st.integers(0, 64))
 def test_it_is_linear(steps: list[tuple[float, float, float]], omega: int, alpha: int) -> None:
     """The sum over an episode may be taken before or after."""
@@ -140,32 +132,10 @@ def test_the_addon_is_not_touched_without_need() -> None:
     assert task_reward(objective.soft(ALPHA), basic, Untouchable()) is basic
 
 
-def test_both_rewards_are_added() -> None:
-    assert task_reward(objective.full(ALPHA), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist() == [11.0, 22.0]
-
-
 @pytest.mark.parametrize("what", [objective.greedy(ALPHA), objective.full(ALPHA)])
 def test_a_missing_addon_is_named(what: Objective) -> None:
     with pytest.raises(UsageError, match="needs an add-on reward"):
         task_reward(what, np.zeros(1), None)
-
-
-def test_what_is_read() -> None:
-    read = {
-        name: (what.reads_basic, what.reads_addon, what.reads_prior)
-        for name, what in {
-            "soft": objective.soft(ALPHA),
-            "greedy": objective.greedy(ALPHA),
-            "residual": objective.residual(OMEGA, ALPHA),
-            "full": objective.full(ALPHA),
-        }.items()
-    }
-    assert read == {
-        "soft": (True, False, False),
-        "greedy": (False, True, False),
-        "residual": (False, True, True),
-        "full": (True, True, False),
-    }
 
 
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "0.1", [0.1]])
@@ -200,25 +170,9 @@ def test_the_ends_of_a_range() -> None:
             Range.of(none)
 
 
-def test_every_named_objective_knows_its_name() -> None:
-    for name, (_, takes) in OBJECTIVES.items():
-        options = {key: {"omega": OMEGA, "alpha": ALPHA}[key] for key in takes}
-        assert objective_name(objective_by_name(name, **options)) == (name, options)
-    assert objective_name(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
-
-
 def test_the_task_is_checked() -> None:
     with pytest.raises(UsageError, match="task is 'bonus'"):
         Objective("bonus")
-
-
-def test_named() -> None:
-    assert objective_by_name("no_entropy") == objective.no_entropy()
-    assert objective_by_name("soft", alpha=ALPHA) == objective.soft(ALPHA)
-    assert objective_by_name("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
-    assert list(OBJECTIVES) == [
-        *("no_entropy", "end_entropy", "repeat_entropy", "soft", "greedy", "kl", "residual", "full")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -161,14 +161,14 @@ def test_an_evaluation_is_the_objective_and_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
 ) -> None:
     """Three episodes, whose tasks pay 1, 3, 5; with 0.2 · log prior - 0.1 · log policy they are worth 4, 8, 12."""
-    told = Evaluation(
-        env="", backend="", deterministic=False, seed=0, basic=np.zeros(3),
-        addon=np.array([1.0, 3.0, 5.0]), metric=None, lengths=np.full(3, 8.0),
-        log_policy=np.full(3, -10.0), log_prior=np.array([10.0, 20.0, 30.0]),
-    )  # fmt: skip
+    known = replace(
+        told(np.array([1.0, 3.0, 5.0]), np.full(3, 8.0)),
+        log_policy=np.full(3, -10.0),
+        log_prior=np.array([10.0, 20.0, 30.0]),
+    )
     settings = replace(SETTINGS, kl_budget=budget)
     made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=settings)
-    monkeypatch.setattr("repolicy.learning.segments.run_episodes", lambda *_, **__: told)
+    monkeypatch.setattr("repolicy.learning.segments.run_episodes", lambda *_, **__: known)
     metrics = made.evaluate()
     assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
     assert metrics["evaluation_error"] == pytest.approx(4.0 / 3**0.5)

@@ -123,7 +123,6 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
         ({"objective": {"steps": 2048}}, "the objective is a dict, and no objective such as residual"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
-        ({"settings": replace(SETTINGS, log_prior_budget=0.1, kl_budget=0.1)}, "two ways to find omega"),
         ({"settings": replace(SETTINGS, family="squashed")}, "keeps the family of its prior"),
     ],
 )

@@ -109,14 +109,6 @@ def test_the_clipped_surrogate(ratio: float, advantage: float, loss: float, flat
     assert float(found.divergence) == pytest.approx(ratio - 1.0 - math.log(ratio), abs=1e-5)
 
 
-def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
-    made = learner()
-    batch = batch_of(made)
-    found = gradient_of(made, batch)[: made.actor_size]
-    score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
-    torch.testing.assert_close(found, gradient(made, -score)[: made.actor_size], atol=1e-6, rtol=1e-4)
-
-
 def test_the_vanilla_gradient_knows_no_ratio() -> None:
     """Also for samples that are likelier now than when they were drawn, beyond any clip."""
     made = learner()

@@ -4,12 +4,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from known_optimum import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, assert_found, of_both
+from known_optimum import SETTINGS, assert_found, of_both
 from several import ALPHA, FAST, FEW, QUIET, WISH, worker
 from threaded_ranks import customized as customized_by_ranks
 from tiny_envs import tiny
@@ -236,14 +235,6 @@ def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path
     assert np.array_equal(other_positions(shown), paid)
 
 
-def test_the_control_trains(prior: Path, tmp_path: Path) -> None:
-    arguments: Any = (prior, *TWO)
-    plain = customized(*arguments, tmp_path / "plain").policy.state_dict()
-    with shuffled_rewards():
-        other = customized(*arguments, tmp_path / "shuffled").policy.state_dict()
-    assert not torch.equal(plain["network.film"], other["network.film"])
-
-
 def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) -> None:
     """A critic with a single head gives what one with several gives: a value for each head."""
     assert customized(prior, f"{WISH}=0..2", residual(0.0, 0.0), tmp_path / "trained").finished
@@ -303,22 +294,6 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
     by_place = staticmethod(lambda inputs: Gaussian(torch.zeros(len(inputs), 1), inputs[:, -1:] / 2))
     monkeypatch.setattr(ConditionedPolicy, "distribution", by_place)
     assert made.policy_metrics(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
-
-
-def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
-    """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
-    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
-    made.learner.policy.load_state_dict(
-        ConditionedPolicy.from_prior(read_policy(prior).policy, made.terms.dials).state_dict()
-    )
-    rollout = made.collector.collect(made.learner.policy)
-    log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
-    assert log_prior is not None
-    torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-4, rtol=1e-4)
-    states = rollout.observations[:-1, :, 0]
-    wanted = -(WISH_STATE_COST * states**2 + WISH_CONTROL_COST * rollout.env_actions[..., 0] ** 2)
-    task = made.terms.task(made.objective, rollout, 1)
-    np.testing.assert_allclose(made.reward(rollout, task, log_prior).task.numpy(), wanted, rtol=1e-5)
 
 
 @pytest.mark.long

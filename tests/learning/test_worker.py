@@ -18,7 +18,7 @@ from repolicy.learning.multipliers import budget_violation, steered_objective
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import derived_seed
 from repolicy.learning.terms import FixedTerms, TaskRewards
-from repolicy.learning.worker import Worker, lowest_tenth
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, full, kl, no_entropy, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp
@@ -109,12 +109,6 @@ def test_observations_are_summed_where_statistics_follow_them(tmp_path: Path, pr
     made = worker(tmp_path, "LinearQuadratic", kl(0.5) if prior else soft(0.1), prior)
     _, _, observed = made.prepare_batch(made.collector.collect(made.learner.policy), stop=False)
     assert observed.shape == (3, size)
-
-
-def test_the_lowest_tenth_of_more_numbers_than_torch_takes() -> None:
-    few, many = torch.randn(13, 4), torch.linspace(0.0, 1.0, (1 << 24) + 2)
-    assert torch.equal(lowest_tenth(few), few.quantile(0.1))
-    assert float(lowest_tenth(many)) == pytest.approx(0.1, abs=1e-4)
 
 
 @pytest.mark.parametrize("objective", [soft(0.25), full(0.25), residual(0.5, 0.25)])

@@ -254,7 +254,7 @@ def test_a_std_that_is_no_number_above_0_is_refused(std: Any) -> None:
     [
         (steer, {}, "steer gives a mean and no std"),
         (steer, {"std": 0.1, "env": None}, "steer does not say which environment it is for; name one with --env"),
-        (lambda observations: observations, {"std": 0.1, "ranks": 2}, "the other ranks cannot import: take one rank"),
+        (lambda observations: observations, {"std": 0.1, "ranks": 2}, "in this Python session alone, and 2 ranks"),
         (steer, {"std": 0.1, "init": "copy"}, "steer cannot be copied"),
         (MeanPrior(lambda seen: seen[0], 0.1), {}, r"gave means of shape \[1\]"),
     ],

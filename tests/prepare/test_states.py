@@ -206,6 +206,7 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
         Density.from_tensors({name: value.float() for name, value in mine.tensors().items()})
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("evaluated", "price", "keep", "limits"),
     [(2, 0.5, None, ()), (2, 0.0, 0.9, ("stay_near>=-9",)), (0, 0.5, None, ("stay_near>=-9",))],
@@ -214,13 +215,6 @@ def test_every_step_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: int, price: float, keep: float | None, limits: Any
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
-    for name, value in {
-        "OBSERVATIONS_PER_ENV": 50,
-        "MAX_OBSERVATIONS": 400,
-        "MIN_OBSERVATIONS": 400,
-        "MIN_FIT_OBSERVATIONS": 100,
-    }.items():
-        monkeypatch.setattr(states, name, value)
     taken, step = [], GymnasiumEnvs.step
 
     def counted(self: GymnasiumEnvs, actions: np.ndarray) -> Any:

@@ -1,6 +1,5 @@
 """The weights that are usual where nobody names them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from noise_worlds import HERE as WORLDS
 from tiny_envs import LinearQuadratic, tiny
 from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
-from repolicy.cli.main import main
 from repolicy.envs.rollout import Episodes
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
@@ -244,16 +242,3 @@ def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(m
         assert held.settings.kl_budget == DEFAULT_KL_BUDGET
         assert held.objective.alpha > ALPHA_WITHOUT_REWARD
         assert "the most that a nat of the prior can be worth" in held.notes[-1]
-
-
-def test_the_shortest_command_runs_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = "--steps 64 --envs 4 --n-steps 4 --minibatch 8 --checkpoint-every 2 --ranks 1"
-    main(["train", "CartPole-v1", *small.split()])
-    assert "alpha is 0.01, scaled from the reward in trial steps" in capsys.readouterr().err
-    objective = json.loads(Path("runs/CartPole-v1-soft-0/run.json").read_text())["request"]["objective"]
-    assert objective["alpha"] == 0.01
-    main(["train", "CartPole-v1", "--resume"])
-    assert "scaled" not in capsys.readouterr().err

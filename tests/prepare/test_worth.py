@@ -31,13 +31,6 @@ from repolicy.runs.settings import Settings
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
-def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
-    found = measure_worth(optimum(), LONG, 100)
-    assert found.error < 0.02 * ALPHA
-    assert found.value == pytest.approx(ALPHA, abs=3 * found.error + 0.01 * ALPHA)  # the last steps cost less: 1 %
-    assert found.is_known
-
-
 def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[EpisodeSums, EpisodeSums]:
     """Episodes with the same nats each, half of them the mode's."""
     return EpisodeSums(by_mean, np.full(len(by_mean), nats / 2)), EpisodeSums(sampled, np.full(len(sampled), nats / 2))

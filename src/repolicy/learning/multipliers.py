@@ -183,47 +183,46 @@ class Multipliers:
         values = (held.limit.values(rollout, self.size) for held in self.limits.values())
         return torch.from_numpy(self.limits.price(values))
 
-    def local_sums(self, mean_action_rollout: Rollout | None, rollout: Rollout) -> Tensor:
-        """Return this rank's share of the sums `[P]` that `metrics` takes; empty where nothing is measured.
+    def local_sums(self, mean_action_rollout: Rollout | None, rollout: Rollout) -> dict[str, float]:
+        """Return this rank's share of the sums that `metrics` takes; empty where nothing is measured.
 
-        The quantities are the limits' and, where a share is kept, the reward beyond the prior's. The numbers are: for
-        each quantity, the sum of its means; then the sums of their squares; for each limit, the sum of squares over the
-        training rollout, by which its typical size is known; the sum of the prior's means; the number of means.
+        Of each limit's quantity and, where a share is kept, of the reward beyond the prior's: the sum of its means and
+        of their squares; for a limit also the sum of squares over the training rollout, which tells its typical size.
         """
         if mean_action_rollout is None:
-            return torch.empty(0, dtype=torch.float64)
-        held_limits = self.limits.values()
-        values = [torch.from_numpy(held.limit.values(mean_action_rollout, self.size)) for held in held_limits]
+            return {}
         basic = torch.from_numpy(mean_action_rollout.basic)
-        prior = torch.zeros_like(basic)
+        sums = {"means": float(len(block_means(basic)))}
+        values = dict[str, Tensor]()
+        for name, held in self.limits.items():
+            values[name] = torch.from_numpy(held.limit.values(mean_action_rollout, self.size))
+            sums[f"size {name}"] = float(np.square(held.limit.values(rollout, self.size)).sum())
         if self.prior_rewards is not None:
             ages = torch.from_numpy(mean_action_rollout.ages) - 1
             prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(mean_action_rollout.terminated))
-            values.append(basic - prior)
-        sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in held_limits]
-        means = [block_means(each) for each in values]
-        prior_means = block_means(prior)
-        sums, squares = [mean.sum() for mean in means], [mean.square().sum() for mean in means]
-        numbers = [*sums, *squares, *sizes, prior_means.sum(), len(prior_means)]
-        return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+            values["kept"] = basic - prior
+            sums["prior"] = float(block_means(prior).sum())
+        for name, quantity in values.items():
+            means = block_means(quantity)
+            sums |= {f"sum {name}": float(means.sum()), f"squares {name}": float(means.square().sum())}
+        return sums
 
-    def metrics(self, totals: Tensor, objective: Objective) -> dict[str, float]:
+    def metrics(self, sums: Mapping[str, float], objective: Objective) -> dict[str, float]:
         """Store what was measured and return its log columns, from `local_sums` summed over all ranks."""
-        if not len(totals):
+        if "means" not in sums:
             return {}
-        count_limits, count_all = len(self.limits), len(self.limits) + (self.keep is not None)
-        parts = totals.split([count_all, count_all, count_limits, 2])
-        sums, squares, sizes, (prior_sum, count) = (part.tolist() for part in parts)
-        measured = [Estimate.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
-        metrics = dict[str, float]()
+        count, metrics = sums["means"], dict[str, float]()
+
+        def measured(name: str) -> Estimate:
+            return Estimate.of(sums[f"sum {name}"], sums[f"squares {name}"], count)
+
         if self.keep:
-            prior_reward = max(abs(prior_sum / count), 1e-12)  # in a step
-            gain, noise = measured.pop()
+            prior_reward = max(abs(sums["prior"] / count), 1e-12)  # in a step
+            gain, noise = measured("kept")
             self.kept = Estimate(1.0 + gain / prior_reward, noise / prior_reward)
             metrics["kept"] = self.kept.mean
-        typical = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
-        by_name = dict(zip(self.limits, measured, strict=True))
-        return metrics | self.limits.metrics(by_name, dict(zip(self.limits, typical, strict=True)), objective)
+        sizes = {name: math.sqrt(sums[f"size {name}"] / self.settings.iteration_steps) for name in self.limits}
+        return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, objective)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every limit's weight, and return the objective with the weights that a budget or a kept share moves."""

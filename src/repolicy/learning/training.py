@@ -186,8 +186,8 @@ def customize(
         folder.check_prior(earlier, start.checksums[0])
     env = with_observed_keys(env or start.env(trust), observe, observe_critic)
     usual = start.default_settings(env, settings) if earlier is None else earlier.settings
-    settings = start.limit_ranks(session.complete_settings(settings, usual))
-    settings, notes = session.ranks_for(settings, [env, *options.addons])
+    settings = session.complete_settings(settings, usual)
+    settings, notes = session.ranks_for(settings, [env, *options.addons], start.session_only)
     objective, settings = session.resume_choices(
         options.objective or residual(), settings.resolved(), earlier, folder.path
     )

@@ -21,7 +21,6 @@ from repolicy.runs import Request, ranks, spec_for
 MIN_EXPLAINED_VARIANCE = -0.5  # below it the critic cannot follow, so budgets and limits do not move the weights
 MIN_WARMUP_LEARNING_RATE = 1e-3  # while only the critic learns; later the policy's KL adapts the learning rate
 ENTROPY_SAMPLES = 256  # observations of an iteration at which the policy's entropy is measured
-MAX_QUANTILE_SIZE = 1 << 24  # the most numbers of which torch computes a quantile
 MAX_WARMUPS = 3  # the actor waits for its critic at most this many times `critic_warmup`
 
 
@@ -318,7 +317,7 @@ class Worker:
             steps["reward_limits"] = reward.total - sum(reward[:3]) - reward.states
         steps |= {"reward_total": reward.total, "log_policy": rollout.log_probs.double()}
         if log_prior is not None:
-            low = lowest_tenth(log_prior) * log_prior.numel()
+            low = log_prior.quantile(0.1) * log_prior.numel()
             steps |= {"log_prior": log_prior.double(), "log_prior_low": low, **self.below_prior(rollout, log_prior)}
         totals = {name: float(value.sum()) for name, value in steps.items()} | {
             "basic_return": float(sum(rollout.episodes.returns)),
@@ -326,25 +325,20 @@ class Worker:
             "episodes": float(len(rollout.episodes.lengths)),
             "stop": float(stop),
         }
-        numbers = torch.tensor(list(totals.values()), dtype=torch.float64)
+        measured = self.multipliers.local_sums(self.mean_action_rollout, rollout)
+        numbers = torch.tensor([*totals.values(), *measured.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
         observed = moment_sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
-        measured = self.multipliers.local_sums(self.mean_action_rollout, rollout)
-        # One sum over the ranks carries all three.
-        packed = self.team.sum(torch.cat([numbers, observed.flatten(), measured]))
-        numbers, observed, measured = packed.split([len(numbers), observed.numel(), len(measured)])
-        totals = dict(zip(totals, numbers.tolist(), strict=True))
-        episodes, samples = totals["episodes"], self.settings.iteration_steps
-        metrics = {name: total / (samples if name in steps else max(episodes, 1.0)) for name, total in totals.items()}
-        metrics |= {"episodes": episodes, "stop": totals["stop"]}
-        metrics |= self.multipliers.metrics(measured, self.objective)
+        # One sum over the ranks carries all of them.
+        packed = self.team.sum(torch.cat([numbers, observed.flatten()]))
+        numbers, observed = packed.split([len(numbers), observed.numel()])
+        sums = dict(zip([*totals, *measured], numbers.tolist(), strict=True))
+        episodes, samples = sums["episodes"], self.settings.iteration_steps
+        metrics = {name: sums[name] / (samples if name in steps else max(episodes, 1.0)) for name in totals}
+        metrics |= {"episodes": episodes, "stop": sums["stop"]}
+        metrics |= self.multipliers.metrics(sums, self.objective)
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is not None:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
         return metrics, observed.reshape(3, -1)
-
-
-def lowest_tenth(values: Tensor) -> Tensor:
-    """Return the 10 % quantile; of every second number or so where there are too many for torch."""
-    return values.flatten()[:: 1 + values.numel() // MAX_QUANTILE_SIZE].quantile(0.1)

@@ -23,7 +23,7 @@ from repolicy.priors import (
     saved_policy_bytes,
 )
 from repolicy.readers.reading import Options
-from repolicy.runs import Result, Settings, torchrun_place, validate_settings
+from repolicy.runs import Result, Settings, validate_settings
 
 INITS = ("auto", "copy", "clone")  # any other value of `init` is the file of the policy that the actor starts as
 
@@ -51,17 +51,10 @@ class Start:
         session = isinstance(self.reference, Result)  # its names come from this session, so they are trusted
         return env_from_card(self.saved.card, Path(self.name), trust=session or trust)
 
-    def limit_ranks(self, settings: Settings) -> Settings:
-        """Return the settings with one rank where other processes cannot load the prior."""
-        if self.scoring_prior is not None and settings.log_prior_budget is not None:
-            what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
-            raise UsageError(f"{what}: take a KL budget")
-        if self.scoring_prior is None or self.source is not None or torchrun_place() is not None:
-            return settings
-        if settings.ranks > 1:
-            alone = f"{self.name} is an object of this program, which the other ranks cannot import"
-            raise UsageError(f"{alone}: take one rank, or put it into a module and name it as module:function")
-        return replace(settings, ranks=1)
+    @property
+    def session_only(self) -> str:
+        """The name of a prior that other processes cannot load, or an empty string."""
+        return self.name if self.scoring_prior is not None and self.source is None else ""
 
     def default_settings(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
         """Return the default settings for the number of steps in `settings`."""
@@ -89,6 +82,9 @@ class Start:
         prior = self.scoring_prior
         if prior is None:
             return self
+        if settings.log_prior_budget is not None:
+            what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
+            raise UsageError(f"{what}: take a KL budget")
         if isinstance(prior, MeanPrior):
             prior, env = place_prior(prior, env, settings.backend)
         saved, content = clone(prior, env, settings, file, say)

@@ -86,15 +86,12 @@ def check_request(request: Request) -> None:
     check_budget(objective, settings)
     if settings.keep is not None and not (request.prior and objective.omega > 0):
         raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
-    if request.prior:
-        check_settings(settings)
 
 
 def check_budget(objective: Objective, settings: Settings) -> None:
     """Raise where the budget could not be reached from these weights.
 
-    While both weights grow and omega / alpha stays at c, the policy tends to prior^c. For a Gaussian its KL is
-    ½ (1/c − 1 + ln c) for each number of the action. With a budget below that, the weights would grow for ever.
+    While both weights grow and omega / alpha stays at c, the policy tends to prior^c, however large they are.
     """
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(

@@ -47,9 +47,12 @@ from repolicy.runs import (
 from repolicy.text import as_file_name, stem_of
 
 
-def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return settings with one rank where a name exists only in this process; raise where more ranks were named."""
-    name = find_session_only(names)
+def ranks_for(settings: Settings, names: Sequence[str], prior: str = "") -> tuple[Settings, list[str]]:
+    """Return settings with one rank where a name exists only in this process; raise where more ranks were named.
+
+    `prior` is the name of a prior that exists only in this process, if it does.
+    """
+    name = prior or find_session_only(names)
     if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
     if settings.ranks > 1:
@@ -261,9 +264,8 @@ def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> 
         before, after = stored[name], current.get(name)
         if after is None or after.shape != before.shape:
             return name
-        is_close = (after - before).abs() <= FINGERPRINT_TOLERANCE * before.nan_to_num().abs().amax((0, 1))
-        both_nan = after.isnan() & before.isnan()
-        if not bool((is_close | both_nan).all()):
+        scale = before.nan_to_num().abs().amax((0, 1))  # of each number; where it is 0, what stays 0 is 0 / 0
+        if not torch.allclose(after / scale, before / scale, rtol=0.0, atol=FINGERPRINT_TOLERANCE, equal_nan=True):
             return name
     return None
 
