@@ -177,7 +177,6 @@ ROOMS = [
     Mutant("priors/kinds.py", "mean.eval()  #", "mean.train()  #", "tests/priors/test_priors.py", "a module's mode of evaluation"),
     Mutant("readers/mapped.py", "raw.bias + np.float32(layout.shift)", "raw.bias", "tests/readers/test_formats_mapped.py", "shift of TorchRL's scale"),
     Mutant("readers/mapped.py", "layout.low, layout.high, layout.floor)", "layout.low, layout.high)", "tests/readers/test_formats_mapped.py", "least scale of TorchRL"),
-    Mutant("readers/copying.py", "if state[name].shape != wanted.shape:", "if False:", "tests/readers/test_copied.py", "a copied part that does not fit"),
     Mutant("envs/trust.py", "import_target(name) not in", 'import_target(name.partition("?")[0]) not in', "tests/envs/test_trust.py", "code that looks like an option"),
     Mutant("policies/file.py", "if min(widths) < 1:", "if False:", "tests/cli/test_doors_files.py", "a layer of no numbers"),
     Mutant("readers/copying.py", "**-2.0 - 1e-8", "**-2.0", "tests/readers/test_copied.py", "epsilon of a copied normalizer"),

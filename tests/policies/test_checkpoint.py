@@ -14,7 +14,7 @@ from saved_policies import SPECS, trained
 
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
-from repolicy.policies.file import check_fingerprint, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import frozen
 from repolicy.policies.storage import FORMAT, read, write
 from repolicy.priors.opening import load_policy, read_policy
@@ -59,9 +59,7 @@ def test_any_byte_that_changed_is_noticed(whole: Path, tmp_path: Path, where: fl
 def test_a_file_that_was_cut_is_noticed(whole: Path, tmp_path: Path, share: float) -> None:
     content = whole.read_bytes()
     (tmp_path / "cut").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(
-        FileError, match="cut is damaged, or no Repolicy file" if share else "cut is damaged: it is empty$"
-    ):
+    with pytest.raises(FileError, match="cut is damaged, or no Repolicy file"):
         read(tmp_path / "cut", "policy")
 
 
@@ -130,20 +128,8 @@ def test_a_policy_that_is_not_itself_is_refused(tmp_path: Path, name: str, who: 
     tensors, story = read(tmp_path / "policy", "policy")
     tensors[f"{who}.{name}"].mul_(1.5)
     write(tmp_path / "tampered", "policy", tensors, story)
-    cause = "likely cause is the observation normalizer or the weights"
-    with pytest.raises(FileError, match=f"the {who} in .* does not reproduce its log-probabilities .* {cause}"):
+    with pytest.raises(FileError, match=f"the {who} in .* does not reproduce its log-probabilities: it is off by"):
         read_policy(tmp_path / "tampered")
-
-
-def test_the_std_is_suspected_where_only_it_can_be() -> None:
-    """All log-probabilities off by the same number: a factor of the density, not a change of where it lies."""
-    policy = trained("categorical")
-    observations = torch.randn(64, 3)
-    actions = policy(observations).sample()
-    probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
-    check_fingerprint(policy, probes, "it")
-    with pytest.raises(FileError, match="likely cause is the std or the scale of actions"):
-        check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
 
 
 @pytest.mark.parametrize("left", ["policy.normalizer.mean", "policy_probes.actions"])

@@ -150,7 +150,11 @@ def saved_tensor() -> zipfile.ZipFile:
         ),
         ("data.pkl", lambda content: content[:40], "damaged"),
         ("data.pkl", lambda content: content.replace(b"FloatStorage", b"CloudStorage"), "unknown kind"),
-        ("data.pkl", lambda content: content.replace(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009"), "9 is missing"),
+        (
+            "data.pkl",
+            lambda content: content.replace(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009"),
+            "9 cannot be unpacked",
+        ),
     ],
 )
 def test_a_damaged_file_of_tensors_is_one_sentence(ending: str, change: Any, sentence: str) -> None:

@@ -1,7 +1,6 @@
 """Build a Repolicy policy from a description: it acts and scores as the original did."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, first_line
 from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std, make_policy
 from repolicy.readers.description import Linear, Normalizer, PolicyDescription
 
@@ -18,19 +17,19 @@ def policy_from(described: PolicyDescription) -> Policy:
     """Return the described policy as a network of Repolicy."""
     spec, std = _spec(described), described.std
     normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
-    state = _state(described, spec, normalizer)
+    raw_std: dict[str, Tensor] = {}
     if std is not None and std.source == "vector":
         # It is stored as its logarithm, so that no gradient step makes it negative.
         least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
-        state["log_std"] = STDS[spec.std].log_std(bound_raw_std(_tensor(std.raw), spec), least)
+        raw_std["log_std"] = STDS[spec.std].log_std(bound_raw_std(_tensor(std.raw), spec), least)
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
     elif std is not None and std.source == "features":
-        state["log_std"] = _tensor(std.raw)
+        raw_std["log_std"] = _tensor(std.raw)
     policy = make_policy(spec, 0)
-    for name, wanted in policy.state_dict().items():
-        if state[name].shape != wanted.shape:
-            raise _shape_error(described, name, state[name].shape, wanted.shape)
-    policy.load_state_dict(state)
+    try:
+        policy.load_state_dict(_state(described, spec, normalizer) | raw_std)
+    except (RuntimeError, ValueError) as error:  # shapes that do not fit
+        raise FileError(f"this {described.kind} of {described.library} is damaged: {first_line(error)}") from None
     with torch.no_grad():  # Repolicy's normalizer has positive scales, so the first layer takes their signs
         policy.network.weights[0].mul_(_tensor(np.sign(normalizer.scale)))
     return policy
@@ -50,11 +49,6 @@ def _state(described: PolicyDescription, spec: PolicySpec, normalizer: Normalize
         if norm is not None:
             state |= {f"{place}.weight": _tensor(norm.weight), f"{place}.bias": _tensor(norm.bias)}
     return state
-
-
-def _shape_error(described: PolicyDescription, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
-    problem = f"this {described.kind} of {described.library} is damaged"
-    return FileError(f"{problem}: {name} has the shape {[*found]}, and {[*wanted]} would fit")
 
 
 def _spec(described: PolicyDescription) -> PolicySpec:
@@ -85,8 +79,6 @@ def _output_layer(described: PolicyDescription, spec: PolicySpec) -> Linear:
         std_rows = Linear(std.raw.weight, std.raw.bias - np.float32(STDS[spec.std].inverse(spec.initial_std)))
     else:
         std_rows = Linear(np.eye(spec.features, dtype=np.float32), np.zeros(spec.features, np.float32))
-    if std_rows.weight.shape[1] != mean.weight.shape[1]:
-        raise _shape_error(described, "the layer of its stds", std_rows.weight.shape, mean.weight.shape)
     return Linear(np.concatenate([mean.weight, std_rows.weight]), np.concatenate([mean.bias, std_rows.bias]))
 
 

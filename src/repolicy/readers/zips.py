@@ -33,11 +33,9 @@ def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
 
 def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return an entry's bytes; raise a FileError if the entry is missing or damaged."""
-    if name not in archive.NameToInfo:
-        raise FileError(f"{archive.filename} is not whole: {name} is missing in it")
     try:
         return archive.read(name)
-    except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
+    except Exception as error:  # a KeyError, zipfile's, zlib's, lzma's and bz2's, of many classes
         raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
 
 
