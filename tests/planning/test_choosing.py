@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,8 +58,9 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
         return float(len(seen) == best + 1)
 
     monkeypatch.setattr(asking, "mean_reward", payment)
-    monkeypatch.setattr(asking, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
-    score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), [])
+    monkeypatch.setattr(asking, "fitted_value", lambda *_: lambda observations: observations[:, 0])
+    falls = [SimpleNamespace(terminated=np.ones(1, bool))]
+    score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), falls)
     assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
     assert (score.value is not None) == wanted.value
     assert f"omega is {score.omega:.3g}" in told
@@ -71,7 +73,7 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
     hopper = read_policy(find_policy("hopper")).policy
     for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
         judge = replace(JUDGE, addon=combine_addons(["action_rate"]))
-        assert len(list(candidates(policy, rollouts_in(policy, env, 0), judge, 0))) == count
+        assert len(candidates(policy, rollouts_in(policy, env, 0), judge, 0)) == count
 
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])

@@ -135,9 +135,9 @@ def test_a_large_omega_leaves_the_prior_as_it_is():
 
 
 def test_lines_have_variance_one_and_pass_through_their_knots():
-    for knots in (1, 2, 4, 8, 20):
+    for knots in (1, 2, 4, 8):
         lines = interpolate(knots, 8)
-        assert lines.shape == (8, min(knots, 8))
+        assert lines.shape == (8, knots)
         assert np.square(lines).sum(1) == pytest.approx(1.0)
     assert interpolate(8, 8) == pytest.approx(np.eye(8))
 

@@ -1,12 +1,13 @@
 """`repolicy.plan`: make a planner from a prior and a wish, and choose its weights and its number of samples."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import median
 from time import perf_counter
+from timeit import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,35 +221,33 @@ def best_of_trials(
     """Try all candidates; return the best one and a sentence about it. `worth` has the weights that a nat is worth."""
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
     brief = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
-    scores = list(candidates(prior, rollouts, worth, search.seed))
+    scores = candidates(prior, rollouts, worth, search.seed)
     rewards = []
     for score in scores:
         planner = Planner(prior, model, score, brief.filled(False, score.value is not None))
         rewards.append(mean_reward(planner, prior, env, judge))
     best = scores[int(np.argmax(rewards))]
     trials = "; ".join(
-        f"{weights_in_words(score)}: {reward:.3g}" for score, reward in zip(scores, rewards, strict=True)
+        f"{score.omega:.3g} and {score.states:.3g}{' with a value' if score.value else ''}: {reward:.3g}"
+        for score, reward in zip(scores, rewards, strict=True)
     )
     return best, f"omega is {best.omega:.3g} and states {best.states:.3g}, by what trials were paid a step ({trials})"
 
 
-def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> Iterator[Score]:
-    """Yield the scores to try. One with a value is tried only if the prior's episodes end early, but not too early.
+def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> list[Score]:
+    """Return the scores to try. One with a value is tried only if the prior's episodes end early, but not too early.
 
     If no episode ends, the value knows of no fall, and its errors made plans worse although the trials preferred them.
     """
+    scores, ends_early = list[Score](), any(rollout.terminated.any() for rollout in rollouts)
     for omega, states, value in CANDIDATES:
         score = replace(worth, omega=omega * worth.omega, states=states * worth.states)
         if not value:
-            yield score
-            continue
-        with suppress(UsageError):
-            yield replace(score, value=fitted_value(prior, rollouts, score, seed, of_ends=True))
-
-
-def weights_in_words(score: Score) -> str:
-    weights = f"{score.omega:.3g} and {score.states:.3g}"
-    return weights if score.value is None else f"{weights} with a value"
+            scores.append(score)
+        elif ends_early:
+            with suppress(UsageError):
+                scores.append(replace(score, value=fitted_value(prior, rollouts, score, seed)))
+    return scores
 
 
 def mean_reward(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
@@ -288,9 +287,4 @@ def fit_to_time(planner: Planner, observations: np.ndarray, seconds: float) -> P
 def decision_seconds(planner: Planner, observations: np.ndarray, samples: int) -> float:
     """Return the median time of a decision with so many samples."""
     trial = replace(planner, search=replace(planner.search, samples=samples), tally=Tally())
-    times = list[float]()
-    for _ in range(DECISIONS):
-        start = perf_counter()
-        trial.actor(1, 1)(observations)
-        times.append(perf_counter() - start)
-    return median(times)
+    return median(repeat(lambda: trial.actor(1, 1)(observations), timer=perf_counter, repeat=DECISIONS, number=1))

@@ -9,7 +9,6 @@ mistakes (DAgger). The planner continues from its previous plan in either case.
 """
 
 import hashlib
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from repolicy.envs import TRUST_HINT, Envs, check_trust, env_from_card, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.files import check_shape, check_writable, file_sum, read_json, write_bytes, write_json
-from repolicy.planning.asking import Planned, plan
+from repolicy.planning.asking import Planned, Say, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, frozen, read_card, save_policy, trainable_copy
@@ -88,8 +87,6 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
 
 ENVS, ROUNDS, MAX_EPOCHS = 16, 4, 100
 WHICH = "planned"  # the entry `which` in the card of a distilled policy
-
-Say = Callable[[str], None]
 
 
 class Labeler:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -18,7 +17,7 @@ import numpy as np
 
 from repolicy.envs import Addon, Transitions, action_space, make_one_env, merge_infos, to_env_actions
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
-from repolicy.planning.asking import Planned
+from repolicy.planning.asking import Planned, Say
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.sampling import effective
 from repolicy.planning.simulators import Model, Simulated
@@ -247,7 +246,7 @@ def server(session: LiveSession | None, port: int) -> ThreadingHTTPServer:
         raise RepolicyError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
 
 
-def show(planner: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
+def show(planner: Planned, out: Path, port: int, say: Say) -> None:
     """Serve the page until Ctrl-C."""
     session = LiveSession(planner, out)
     with one_thread(), server(session, port) as serving, contextlib.suppress(KeyboardInterrupt):

@@ -172,11 +172,7 @@ class Planner:
         spread = spread_of(self.prior, observations)
         scores, slopes = simulated(self.model, self.prior, observations, deviations, spread, self.score, search.closed)
         corrected = correction(np.concatenate([first, draws[:, 1:]], axis=1), slopes, search.base)
-        lambda_: float | np.ndarray
-        if search.temperature is None:
-            lambda_ = temperature(scores, corrected, search.share * search.samples)
-        else:
-            lambda_ = search.temperature
+        lambda_ = search.temperature or temperature(scores, corrected, search.share * search.samples)
         return Candidates(deviations, scores, normalized(scores / lambda_ + corrected))
 
 

@@ -26,10 +26,8 @@ def interpolate(knots: int, horizon: int) -> np.ndarray:
 
     Its rows are scaled so that the noise of each step has variance 1.
     """
-    if knots == 1:
-        return np.ones((horizon, 1))
-    times = np.linspace(0.0, horizon - 1.0, min(knots, horizon))
-    weights = np.stack([np.interp(np.arange(horizon), times, knot) for knot in np.eye(len(times))], axis=1)
+    times = np.linspace(0.0, horizon - 1.0, knots)
+    weights = np.stack([np.interp(np.arange(horizon), times, knot) for knot in np.eye(knots)], axis=1)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 

@@ -93,27 +93,21 @@ class CopyModel:
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         """Step the states. States that came from an earlier step are changed in place, the environments are copied."""
         live = {id(env) for env in self._live}
-        copies = [self.copied(env) if id(env) in live else env for env in states]
-        rows = [self.advance(env, action[None]) for env, action in zip(copies, actions, strict=True)]
-        keys = {key for row in rows for key in row.info}
-        return Simulated(
-            as_array(copies),
-            np.concatenate([row.observations for row in rows]),
-            {key: np.concatenate([row.info.get(key, np.zeros(1)) for row in rows]) for key in keys},
-            np.concatenate([row.ended for row in rows]),
-            np.concatenate([row.failed for row in rows]),
-        )
+        return self.advance([self.copied(env) if id(env) in live else env for env in states], actions)
+
+    def advance(self, envs: list[Any], actions: np.ndarray) -> Simulated:
+        """Step environments in place."""
+        sent = to_env_actions(actions, self._space, self._own)
+        steps = [env.step(action) for env, action in zip(envs, sent, strict=True)]
+        observations, _, terminated, _, infos = zip(*steps, strict=True)
+        parts = stack_observations(self._observed, observations)  # an environment may give them in another order
+        rows = flatten_observations(parts, len(envs), self._keys)
+        ended, failed = np.array(terminated, bool), ~np.isfinite(rows).all(1)
+        return Simulated(as_array(envs), rows, merge_infos(list(infos)), ended, failed)
 
     def trunks(self, states: np.ndarray) -> np.ndarray:
         robots = [env.unwrapped for env in states]
         return np.array([each.data.xpos[1] if hasattr(each, "data") else np.zeros(3) for each in robots])
-
-    def advance(self, env: Any, actions: np.ndarray) -> Simulated:
-        """Step one environment by an action `[1, A]`, in place."""
-        observation, _, terminated, _, info = env.step(to_env_actions(actions, self._space, self._own)[0])
-        parts = stack_observations(self._observed, [observation])  # an environment may give them in another order
-        row = flatten_observations(parts, 1, self._keys)
-        return Simulated(env, row, merge_infos([info]), np.array([bool(terminated)]), ~np.isfinite(row).all(1))
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
@@ -133,8 +127,11 @@ FAR = 1e3  # a coordinate beyond any bound
 OBSERVATION_TOLERANCE, INFO_TOLERANCE = 1e-3, 0.1
 # Gymnasium's environments that never end by themselves, and have no is_healthy.
 ENDLESS = ("HalfCheetahEnv", "SwimmerEnv")
-# Gymnasium's wrappers that do not change the physics.
-WRAPPERS = ("TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics")
+# Wrappers that do not change the physics.
+WRAPPERS = (
+    gymnasium.wrappers.TimeLimit, gymnasium.wrappers.OrderEnforcing, gymnasium.wrappers.PassiveEnvChecker,
+    gymnasium.wrappers.RecordEpisodeStatistics,
+)  # fmt: skip
 
 
 class CannotBatchError(UsageError):
@@ -144,11 +141,9 @@ class CannotBatchError(UsageError):
 def first_changing_wrapper(env: Any) -> str:
     """Return the name of the first wrapper that may change actions, observations or ends, or "" if there is none."""
     while isinstance(env, gymnasium.Wrapper):
-        kind = type(env)
-        is_known = kind is getattr(gymnasium.wrappers, kind.__name__, None) and kind.__name__ in WRAPPERS
-        changes_reward = isinstance(env, gymnasium.RewardWrapper) and kind.step is gymnasium.RewardWrapper.step
-        if not is_known and not changes_reward:
-            return kind.__name__
+        changes_reward = isinstance(env, gymnasium.RewardWrapper) and type(env).step is gymnasium.RewardWrapper.step
+        if type(env) not in WRAPPERS and not changes_reward:
+            return type(env).__name__
         env = env.env
     return ""
 

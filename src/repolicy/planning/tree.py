@@ -73,10 +73,7 @@ class Tree:
     def root(self, n: int, state: Any, observation: np.ndarray) -> Node:
         """Return the node of the n-th environment's state, observed as `[1, O]`, after `samples` simulations."""
         outcome = self.last_outcomes[n].get(_key(observation, False))
-        if outcome is not None and outcome.node is not None:
-            node = outcome.node
-        else:
-            node = self.leaf(state, observation, self.search.horizon)
+        node = (outcome and outcome.node) or self.leaf(state, observation, self.search.horizon)
         node.state = state
         for _ in range(self.search.samples):
             self.simulate(node, self.search.horizon)
@@ -125,7 +122,7 @@ class Tree:
         if after.ended[0]:
             known[key] = Outcome(None, reward, self._end_value(reward, left))
         else:
-            known[key] = Outcome(self.leaf(after.states, after.observations, left), reward, 0.0)
+            known[key] = Outcome(self.leaf(after.states[0], after.observations, left), reward, 0.0)
         return known[key], True
 
     def leaf(self, state: Any, observation: np.ndarray, left: int) -> Node:
@@ -149,7 +146,7 @@ class Tree:
             after, row = self._stepped(state, observation, action)
             rows.append(row)
             log_priors.append(float(log_prior[action]))
-            state, observation, ended = after.states, after.observations, bool(after.ended[0])
+            state, observation, ended = after.states[0], after.observations, bool(after.ended[0])
             log_prior = self._log_prior(observation)
         rewards = self._rewards(rows)
         discounts = self.score.discount ** np.arange(len(rows) + 1)
@@ -166,7 +163,7 @@ class Tree:
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Row]:
         """Step a copy of an environment, in place."""
         sent = self.prior.to_environment(np.array([[action]]))
-        after = self.model.advance(state, sent)
+        after = self.model.advance([state], sent)
         return after, (observation, to_env_numbers(sent, self.prior.actions), after.observations, after.info)
 
     def _rewards(self, rows: list[Row]) -> np.ndarray:

@@ -53,19 +53,15 @@ def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
         return [*islice(rollouts, BLOCKS)]
 
 
-def fitted_value(
-    prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0, of_ends: bool = False
-) -> Value:
+def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0) -> Value:
     """Fit V to the discounted sums of the score's rewards along the prior's rollouts.
 
-    Raises UsageError if episodes of the prior are cut too soon or, with `of_ends`, if none of them ends early.
+    Raises UsageError if episodes of the prior are cut too soon.
     """
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
     terminated, truncated, ages = (
         np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated", "ages")
     )
-    if of_ends and not terminated.any():
-        raise UsageError("no episode of the prior ends early, so a value has no end to tell of")
     sums, is_usable = discounted_sums(rewards, terminated, truncated, ages, score.discount)
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[is_usable]
     if not len(observations):

@@ -195,35 +195,33 @@ def read_answers(paths: Sequence[Path], pages: Sequence[Pairs]) -> list[Answers]
 
     A line that an earlier file has as well is the same answer, saved twice, and counts once.
     """
+    sizes = {page.page: (index, len(page.seeds)) for index, page in enumerate(pages)}
     answers, seen = list[Answers](), set[str]()
     for path in paths:
         lines = read_bytes(path).decode(errors="replace").splitlines()
-        answers.append(_parse_answers(path, ["" if line in seen else line for line in lines], pages))
+        answers.append({})
+        for number, line in enumerate(lines, 1):
+            if line.strip() and line not in seen:
+                key, value = _parse_answer(line, f"{path}, line {number}", sizes)
+                answers[-1][key] = value
         seen |= {*lines}
     return answers
 
 
-def _parse_answers(path: Path, lines: Sequence[str], pages: Sequence[Pairs]) -> Answers:
-    """Return the answers in the lines of a file, without empty ones."""
-    indices = {page.page: index for index, page in enumerate(pages)}
-    answers: Answers = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            raise FileError(f"{where} is no answer as the page saves it: {printable(line, 60)}") from None
-        check_shape(answer, {"page": str, "pair": int, "answer": str}, where)
-        if answer["page"] not in indices:
-            remedy = "name the folder that `repolicy ask` wrote for it with --asked"
-            raise UsageError(f"{where} answers a page that is none of those given; {remedy}")
-        index = indices[answer["page"]]
-        if answer["answer"] not in VALUES or not 0 <= answer["pair"] < len(pages[index].seeds):
-            raise FileError(f"{where} is no answer to a pair of that page")
-        answers[index, answer["pair"]] = VALUES[answer["answer"]]
-    return answers
+def _parse_answer(line: str, where: str, sizes: dict[str, tuple[int, int]]) -> tuple[tuple[int, int], float | None]:
+    """Return an answer's key and value. `sizes` has the index and the number of pairs of each page."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        raise FileError(f"{where} is no answer as the page saves it: {printable(line, 60)}") from None
+    check_shape(answer, {"page": str, "pair": int, "answer": str}, where)
+    if answer["page"] not in sizes:
+        remedy = "name the folder that `repolicy ask` wrote for it with --asked"
+        raise UsageError(f"{where} answers a page that is none of those given; {remedy}")
+    index, count = sizes[answer["page"]]
+    if answer["answer"] not in VALUES or not 0 <= answer["pair"] < count:
+        raise FileError(f"{where} is no answer to a pair of that page")
+    return (index, answer["pair"]), VALUES[answer["answer"]]
 
 
 def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], features: str = "") -> LearntWish:
@@ -231,8 +229,6 @@ def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], featu
 
     `answers` has one entry per file. If two people answered the same pair, both answers count.
     """
-    if not pages:
-        raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
     if len({(page.env, page.after.shape[2:]) for page in pages}) > 1:
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
     decided = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]

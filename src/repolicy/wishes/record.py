@@ -52,19 +52,24 @@ class Record:
     def of(cls, steps: Iterable[Step], env: str, policy: str = "") -> Self:
         """Return a record of steps from any source."""
         rows = [*steps]
-        if not rows:
+        return cls._of_columns({name: [getattr(row, name) for row in rows] for name in Step._fields}, env, policy)
+
+    @classmethod
+    def _of_columns(cls, columns: dict[str, Any], env: str, policy: str = "") -> Self:
+        """Return a record, given the values of all steps for each field of `Step`."""
+        if not len(columns["episode"]):
             raise UsageError("the record has no steps: record an episode first")
         kinds = {"episode": np.int64, "time": np.float64, "person": np.bool_}
         try:
-            arrays: list[Any] = [
-                np.array([getattr(row, name) for row in rows], kinds.get(name, np.float32)) for name in Step._fields
-            ]
+            arrays: dict[str, Any] = {
+                name: np.array(columns[name], kinds.get(name, np.float32)) for name in Step._fields
+            }
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
-        for index, name in enumerate(Step._fields):
+        for name in Step._fields:
             if name not in kinds:  # scalar observations and actions become rows of one number
-                arrays[index] = arrays[index].reshape(len(rows), -1)
-        return cls(env, policy, *arrays)
+                arrays[name] = arrays[name].reshape(len(arrays["episode"]), -1)
+        return cls(env, policy, **arrays)
 
     @classmethod
     def read(cls, path: str | Path, env: str = "") -> Self:
@@ -75,17 +80,13 @@ class Record:
             return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
             return cls._read_lerobot(path, env)
-        lines, dropped, steps = read_bytes(path).decode(errors="replace").splitlines(), set[int](), list[Step]()
-        header = _line(lines[0] if lines else "", f"{path}, line 1")
+        (header, *lines), dropped, steps = _read_lines(path), set[int](), list[Step]()
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
         if (format := header["record"]) > FORMAT:
             raise FileError(f"{path} has format {format}; this version reads up to {FORMAT}: upgrade repolicy")
         if env not in ("", header["env"]):
             raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
-        for number, text in enumerate(lines[1:], 2):
-            if number == len(lines) and not text.endswith("}"):
-                break  # the process was killed while it wrote this line
-            line = _line(text, f"{path}, line {number}")
+        for number, line in enumerate(lines, 2):
             if "dropped" in line:
                 dropped.add(line["dropped"])
                 continue
@@ -127,8 +128,7 @@ class Record:
         lengths = {np.shape(arrays[name])[:1] for name in Step._fields}
         if len(lengths) > 1 or () in lengths:
             raise FileError(f"{path} has arrays of several lengths")
-        rows = zip(*(arrays[name] for name in Step._fields), strict=True)
-        return cls.of((Step(*row) for row in rows), env)
+        return cls._of_columns(arrays, env)
 
     @property
     def rate(self) -> float:
@@ -149,14 +149,19 @@ class Record:
         return Record(records[-1].env, records[-1].policy, episode=episode, **arrays)
 
 
-def _line(text: str, where: str) -> Any:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise FileError(f"{where} is no line of a record of take-overs")
-    return values
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the header and all further lines of a record's file, without a last one that was cut short."""
+    texts, lines = read_bytes(path).decode(errors="replace").splitlines(), list[Any]()
+    if len(texts) > 1 and not texts[-1].endswith("}"):
+        texts.pop()  # the process was killed while it wrote this line
+    for number, text in enumerate(texts or [""], 1):
+        try:
+            lines.append(json.loads(text))
+        except (ValueError, RecursionError):
+            lines.append(None)
+        if not isinstance(lines[-1], dict):
+            raise FileError(f"{path}, line {number} is no line of a record of take-overs")
+    return lines
 
 
 class RecordFile:
@@ -170,18 +175,13 @@ class RecordFile:
             if not resume:
                 go_on = "add --resume to go on with it, or " if path.is_file() else ""
                 raise UsageError(f"{path} is there already: {go_on}name another --out")
-            content = read_bytes(path)
-            lines = content.decode(errors="replace").splitlines()
-            if _line(lines[0], f"{path}, line 1") != header:
+            recorded, *lines = _read_lines(path)
+            if recorded != header:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
-            if not lines[-1].endswith("}"):  # the process was killed while it wrote this line
-                lines.pop()
-            whole = "".join(f"{line}\n" for line in lines).encode()
-            if whole != content:
-                write_bytes(path, whole)
-            values = [_line(line, f"{path}, line {number}") for number, line in enumerate(lines[1:], 2)]
-            dropped = {line["dropped"] for line in values if "dropped" in line}
-            episodes = [line.get("episode", -1) for line in values if "dropped" not in line]
+            if not read_bytes(path).endswith(b"\n"):
+                write_bytes(path, "".join(json.dumps(line) + "\n" for line in (header, *lines)).encode())
+            dropped = {line["dropped"] for line in lines if "dropped" in line}
+            episodes = [line.get("episode", -1) for line in lines if "dropped" not in line]
             self.episode = 1 + max(episodes, default=-1)
             self.steps = sum(episode not in dropped for episode in episodes)
         path.parent.mkdir(parents=True, exist_ok=True)
