@@ -50,7 +50,7 @@ WINGS = [
     Mutant("wishes/preferences.py", "probabilities = np.exp(np.array(evidence) - np.logaddexp.reduce(evidence))", "probabilities = np.eye(len(evidence))[np.argmax(evidence)]", PREFERENCES, "intervals by the likeliest spread alone"),
     Mutant("wishes/preferences.py", "covariance -= weight[best]", "covariance -= 0.0", PREFERENCES, "a pair that was chosen tells as much again"),
     Mutant("wishes/preferences.py", "gain = weight * np", "gain = np", PREFERENCES, "pairs whose answer is known"),
-    Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", PREFERENCES, "networks that prefer the worse"),
+    Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", ASK, "networks that prefer the worse"),
     Mutant("rql/wrapping.py", "self._is_first_step = False", "pass", GAITS, "every step is an episode's first"),
     Mutant("planning/sampling.py", "return 0.5 * np.square(draws)", "return 1.0 * np.square(draws)", SAMPLING, "uniform base weighed twice"),
     Mutant("planning/sampling.py", ".sum((2, 3)) + slopes", ".sum((2, 3))", SAMPLING, "a uniform base of actions before tanh"),

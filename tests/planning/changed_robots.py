@@ -10,12 +10,6 @@ class Weak(gymnasium.ActionWrapper):
         return np.clip(action, -0.3, 0.3)
 
 
-class Stopping(gymnasium.Wrapper):
-    def step(self, action):
-        seen, reward, terminated, truncated, info = super().step(action)
-        return seen, reward, bool(terminated or self.unwrapped.data.qpos[0] > 1.0), truncated, info
-
-
 class WeakHopper(HopperEnv):
     def step(self, action):
         return super().step(np.clip(action, -0.3, 0.3))
@@ -41,17 +35,9 @@ class Paid(gymnasium.RewardWrapper):
         return 2.0 * reward
 
 
-def cheetah(**options):
-    return gymnasium.make("HalfCheetah-v4", **options)
-
-
 def wrapped(**options):
-    return Weak(cheetah(**options))
-
-
-def stopping(**options):
-    return Stopping(cheetah(**options))
+    return Weak(gymnasium.make("HalfCheetah-v4", **options))
 
 
 def paid(**options):
-    return Paid(cheetah(**options))
+    return Paid(gymnasium.make("HalfCheetah-v4", **options))

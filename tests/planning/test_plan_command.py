@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 
 import mujoco
 import numpy as np
@@ -20,7 +19,6 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.files import read_bytes
 from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.live import LOCALHOST, LiveSession, parts, server, show
@@ -28,7 +26,6 @@ from repolicy.planning.planner import Search
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.priors.opening import open_agent
-from repolicy.readers import recognize
 from repolicy.readers.reading import Options
 from repolicy.report import filming
 from repolicy.report.movie import Shot
@@ -64,13 +61,7 @@ def test_its_folder_is_the_same_planner_again(folder):
     again = open_agent(folder, Options(), trust=False)
     observations = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(observations), made.act(observations))
-
-
-def test_its_prior_is_opened_once(folder, monkeypatch):
-    opened = list[object]()
-    monkeypatch.setattr(recognize, "read_bytes", lambda path: opened.append(path) or read_bytes(path))
-    assert open_agent(folder, Options(), trust=False).prior is not None
-    assert opened == [folder / "prior.safetensors"]
+    assert again.prior is again.agent.prior
 
 
 def test_evaluate_takes_the_folder(folder, capsys):
@@ -134,7 +125,6 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["hopper", "--addon", "height", "--env", "CartPole-v1"], "mean something else"),
         (["hopper", "--addon", "height", "--env", "Hopper-v4?frames=3"], "frames"),
         (["hopper", "--addon", "height", "--live", "--distil", "64"], "take --distil afterwards"),
-        (["hopper", "--addon", "height", "--distil", "0"], "too few to learn from"),
         (["hopper", "--addon", "height", "--omega", "nan", "--states", "0"], "omega is nan"),
         (["hopper", "--addon", "height", "--omega", "1", "--states", "-1"], "states is -1.0"),
         (["hopper", "--addon", "height", "--steps", "0"], "--steps is 0"),
@@ -274,26 +264,18 @@ def test_others_are_refused(port, session):
             session.set(wanted)
 
 
-def test_an_environment_without_a_robot_is_one_sentence(session, tmp_path):
-    with pytest.raises(UsageError, match="plan without --live"):
-        LiveSession(replace(session.planner, env="Pendulum-v1"), tmp_path)
-
-
 def test_a_port_that_is_taken_is_one_sentence(session):
     with socket.socket() as taken:
         taken.bind((LOCALHOST, 0))
         taken.listen()
         with pytest.raises(RepolicyError, match="choose another --port"):
             server(session, taken.getsockname()[1])
-    for port in (-1, 65536):
-        with pytest.raises(UsageError, match="0 to 65535"):
-            server(session, port)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--port", "65536"], "choose another --port"),
+        (["--port", "65536"], "0 to 65535): choose another --port"),
         (["--port", "0", "--env", "Pendulum-v1"], "plan without --live"),  # no page draws it
     ],
 )

@@ -54,16 +54,6 @@ def test_the_model_goes_where_its_environment_goes(env):
             break
 
 
-def test_a_batch_is_its_rows():
-    model = MujocoModel("Hopper-v4")
-    random = np.random.default_rng(0)
-    states = model.states(random.normal(0, 0.1, (5, 11)).astype(np.float32) + np.eye(11, dtype=np.float32)[0] * 1.2)
-    actions = random.normal(0, 0.3, (5, 3)).astype(np.float32)
-    together = model.step(states, actions)
-    alone = [model.step(states[n : n + 1], actions[n : n + 1]).observations[0] for n in range(5)]
-    assert np.array_equal(together.observations, alone)
-
-
 @pytest.mark.parametrize(
     ("env", "why"),
     [
@@ -71,7 +61,6 @@ def test_a_batch_is_its_rows():
         ("Reacher-v4", "neither coordinates nor velocities"),
         ("InvertedPendulum-v4", "does not say when its episodes end"),
         ("changed_robots.py:wrapped", "wrapped in Weak, which"),
-        ("changed_robots.py:stopping", "wrapped in Stopping, which"),
         ("changed_robots.py:WeakHopper", "goes elsewhere"),
         ("changed_robots.py:DeadHopper", "goes elsewhere"),
         ("changed_robots.py:StoppingHopper", "ends elsewhere"),
@@ -187,17 +176,6 @@ def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():
     assert np.argwhere(known).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [4, 1]]
 
 
-@pytest.mark.parametrize("limit", [150, 200, 1000, 10**9])
-def test_falls_are_as_frequent_in_what_is_to_come_as_they_are(limit):
-    """Each step falls with the same probability, which costs 60, however long an episode may be."""
-    often, discount, random = 0.005, 0.97, np.random.default_rng(0)
-    fell, ages = random.random((1600, 640)) < often, np.ones((1600, 640), np.int64)
-    for t in range(1, 1600):
-        ages[t] = np.where(fell[t - 1] | (ages[t - 1] == limit), 1, ages[t - 1] + 1)
-    sums, known = discounted_sums(np.where(fell, -60.0, 0.0), fell, ~fell & (ages == limit), ages, discount)
-    assert sums[known].mean() == pytest.approx(-60.0 * often / (1.0 - discount * (1.0 - often)), rel=0.05)
-
-
 def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
     monkeypatch.setattr("repolicy.planning.value.BLOCKS", 2)
     prior, score = as_policy(PRIOR), Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, 0.9, None, None)
@@ -212,14 +190,9 @@ def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
         ({"horizon": -1}, "1 or more"),
         ({"base": "flat"}, "nominal, uniform"),
         ({"discount": 0.0}, "above 0"),
-        ({"temperature": -1.0}, "temperature is -1.0; it must be above 0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"noise": -1.0}, "noise is -1.0; it must be above 0"),
-        ({"noise": float("nan")}, "noise is nan"),
+        ({"noise": float("nan")}, "noise is nan; it must be above 0"),
         ({"share": 5.0}, "share is 5.0; it must be above 0 and at most 1"),
-        ({"share": 0.0}, "share is 0.0"),
-        ({"samples": 2.5}, "samples is 2.5; it must be a whole number, 2 or more"),
-        ({"horizon": 1.5}, "horizon is 1.5"),
         ({"knots": -1}, "knots is -1; it must be 0 or more"),
         ({"seed": -1}, "seed is -1"),
     ],

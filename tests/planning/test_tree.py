@@ -17,7 +17,6 @@ from repolicy.envs import evaluation
 from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.envs.batches import GymnasiumEnvs, clone_env
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
-from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.exact import MDP, evaluate, solve_residual
 from repolicy.objective import residual
@@ -309,15 +308,6 @@ def test_a_twin_stands_where_the_environment_stands():
     assert other.unwrapped.data is not env.unwrapped.data
 
 
-class Untimed(gymnasium.Wrapper):
-    """A pole whose class does not say how long a step lasts."""
-
-    metadata = {}  # noqa: RUF012
-
-    def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"))
-
-
 def test_how_long_a_step_lasts_is_not_made_up():
     assert CopyModel("CartPole-v1").seconds == pytest.approx(0.02)
-    assert CopyModel(env_name(Untimed)).seconds == 0.0
+    assert CopyModel(f"{__name__}:Process").seconds == 0.0

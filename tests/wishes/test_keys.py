@@ -1,14 +1,13 @@
 """Keys of a terminal, a window and a gamepad, and the actions that they stand for."""
 
-import ctypes.util
-import json
+import ctypes
 import os
 import pty
-import shutil
-import subprocess
-import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,38 +19,38 @@ from repolicy.wishes.keys import TerminalKeys, WindowKeys
 from repolicy.wishes.takeover import by_keys
 
 
-def test_keys_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TerminalKeys, Callable[[bytes], object]]]:
+    """Keys of a terminal, and what types on its keyboard."""
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "r") as terminal:
-        monkeypatch.setattr("sys.stdin", terminal)
+    with os.fdopen(theirs, "r") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
         keys = TerminalKeys()
-        os.write(ours, b" q\n\x7f")
-        time.sleep(0.05)
-        assert keys.pressed() == ["space", "q", "enter", "backspace"]
-        assert "q" in keys.held()
-        assert keys.pressed() == []
-        os.write(ours, b"\x1b[A\x1bOP\x1b[3~w\x1bx\x1b")  # Up, F1, Delete, w, Alt with x, Escape
-        time.sleep(0.05)
-        assert keys.pressed() == ["w", "escape"]
+        yield keys, lambda typed: os.write(ours, typed) and time.sleep(0.05)
         keys.close()
     os.close(ours)
 
 
-def test_a_key_of_a_terminal_is_held_until_its_keyboard_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "r") as terminal:
-        monkeypatch.setattr("sys.stdin", terminal)
-        keys, now, held = TerminalKeys(), 0.0, list[bool]()
-        monkeypatch.setattr("time.monotonic", lambda: now)
-        for tenth in range(14):
-            now = tenth / 10
-            if tenth == 0 or 6 <= tenth < 9:  # pressed for 0.9 seconds, as a keyboard sends it
-                os.write(ours, b"q")
-                time.sleep(0.02)
-            keys.pressed()
-            held.append("q" in keys.held())
-        keys.close()
-    os.close(ours)
+def test_keys_of_a_terminal(terminal: Any) -> None:
+    keys, type_ = terminal
+    type_(b" q\n\x7f")
+    assert keys.pressed() == ["space", "q", "enter", "backspace"]
+    assert "q" in keys.held()
+    assert keys.pressed() == []
+    type_(b"\x1b[A\x1bOP\x1b[3~w\x1bx\x1b")  # Up, F1, Delete, w, Alt with x, Escape
+    assert keys.pressed() == ["w", "escape"]
+
+
+def test_a_key_of_a_terminal_is_held_until_its_keyboard_repeats_it(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (keys, type_), held = terminal, list[bool]()
+    for tenth in range(14):
+        monkeypatch.setattr("time.monotonic", lambda now=tenth / 10: now)
+        if tenth == 0 or 6 <= tenth < 9:  # pressed for 0.9 seconds, as a keyboard sends it
+            type_(b"q")
+        keys.pressed()
+        held.append("q" in keys.held())
     assert held == [True] * 11 + [False] * 3
 
 
@@ -63,25 +62,10 @@ def test_keys_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
         game.event.post(game.event.Event(game.KEYDOWN, key=key))
     assert [key for key in keys.pressed() if key] == ["space", "enter", "backspace", "escape", "q"]
     assert keys.held() == set()
+    monkeypatch.setattr(game.key, "get_pressed", lambda: defaultdict(bool, {game.K_q: True, game.K_7: True}))
+    assert keys.held() == {"q", "7"}
     keys.show(np.zeros((20, 30, 3), np.uint8), "the policy acts")
     keys.close()
-
-
-def test_a_window_gets_the_keys_of_a_keyboard() -> None:
-    """As X's own test extension strokes them, on a display that nobody sees."""
-    pytest.importorskip("pygame")
-    if not (shutil.which("Xvfb") and ctypes.util.find_library("Xtst")):
-        pytest.skip("needs Debian's packages xvfb and libxtst6")
-    reads, writes = os.pipe()
-    words = ["Xvfb", "-displayfd", str(writes), "-screen", "0", "640x480x24", "-nolisten", "tcp"]
-    with subprocess.Popen(words, pass_fds=(writes,), stderr=subprocess.DEVNULL) as server:
-        os.close(writes)
-        with os.fdopen(reads) as told:  # the server writes number and line's end apart, and dies of a pipe that closes
-            seen = {"DISPLAY": f":{told.readline().strip()}", "SDL_VIDEODRIVER": "x11"}
-        program = [sys.executable, str(Path(__file__).with_name("real_keys.py"))]
-        done = subprocess.run(program, env=os.environ | seen, capture_output=True, text=True, check=False, timeout=120)
-        server.terminate()
-    assert json.loads(done.stdout.splitlines()[-1]) == [["enter", "backspace", "escape", "q"], ["q"]], done.stderr
 
 
 def test_a_window_gets_a_gamepad(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Records of take-overs: every step, and whether the person or the policy acted; and how steps are weighted."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ LINE = {
     "episode": int, "time": float, "observation": [float], "action": [float], "proposed": [float], "next": [float],
     "person": bool,
 }  # fmt: skip
+ROWS = ("observation", "action", "proposed", "next")  # the fields of a step that are rows of numbers
 
 
 class Step(NamedTuple):
@@ -57,18 +59,16 @@ class Record:
     @classmethod
     def _of_columns(cls, columns: dict[str, Any], env: str, policy: str = "") -> Self:
         """Return a record, given the values of all steps for each field of `Step`."""
-        if not len(columns["episode"]):
+        steps = len(columns["episode"])
+        if not steps:
             raise UsageError("the record has no steps: record an episode first")
-        kinds = {"episode": np.int64, "time": np.float64, "person": np.bool_}
+        kinds: dict[str, Any] = {"episode": np.int64, "time": np.float64, "person": np.bool_}
         try:
-            arrays: dict[str, Any] = {
-                name: np.array(columns[name], kinds.get(name, np.float32)) for name in Step._fields
-            }
+            arrays = {name: np.array(columns[name], kind) for name, kind in kinds.items()}
+            for name in ROWS:  # a scalar becomes a row of one number
+                arrays[name] = np.array(columns[name], np.float32).reshape(steps, -1)
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
-        for name in Step._fields:
-            if name not in kinds:  # scalar observations and actions become rows of one number
-                arrays[name] = arrays[name].reshape(len(arrays["episode"]), -1)
         return cls(env, policy, **arrays)
 
     @classmethod
@@ -101,23 +101,19 @@ class Record:
             import pyarrow.parquet as parquet
         except ImportError:
             raise UsageError(f"{path} is parquet, which needs pyarrow: pip install pyarrow") from None
+        ours = {"observation.state": "observation", "action": "action", "episode_index": "episode", "timestamp": "time"}
         try:
             table = parquet.read_table(path)
-            columns = {name: table[name].to_pylist() for name in table.column_names}
+            flags = [name for name in table.column_names if re.search(r"(^|\.)(is_)?intervention$", name)]
+            ours |= dict.fromkeys(flags, "person")
+            arrays = {ours[name]: np.array(table[name].to_pylist()) for name in table.column_names if name in ours}
         except (OSError, ValueError) as error:
             raise FileError(f"{path} cannot be read: {error}") from None
-        ours = {"observation.state": "observation", "episode_index": "episode", "timestamp": "time"}
-        arrays: dict[str, Any] = {ours.get(name, name): values for name, values in columns.items()}
-        flag = next((name for name in arrays if name.rpartition(".")[2] in ("intervention", "is_intervention")), "")
-        if flag:
-            arrays["person"] = np.ravel(arrays[flag]).tolist()
         if not {"observation", "action", "episode", "person"} <= arrays.keys():
             raise FileError(f"{path} has no observation.state, action, episode_index and intervention")
-        episodes = np.array(arrays["episode"])
-        has_next = np.flatnonzero(episodes[1:] == episodes[:-1])
-        names = [name for name in ("observation", "action", "episode", "person", "time") if name in arrays]
-        steps: dict[str, Any] = {name: np.array(arrays[name])[has_next] for name in names}
-        steps["next"] = np.array(arrays["observation"])[has_next + 1]
+        has_next = np.flatnonzero(arrays["episode"][1:] == arrays["episode"][:-1])
+        steps = {name: values[has_next] for name, values in arrays.items()}
+        steps |= {"person": steps["person"].ravel(), "next": arrays["observation"][has_next + 1]}
         return cls._from_arrays(steps, path, env)
 
     @classmethod
@@ -192,8 +188,7 @@ class RecordFile:
         """Write a step."""
         self._episode_steps = self._episode_steps + 1 if step.episode == self.episode else 1
         self.episode, self.steps = step.episode, self.steps + 1
-        names = ("observation", "action", "proposed", "next")
-        numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in names}
+        numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in ROWS}
         self._write({"episode": step.episode, "time": float(step.time), **numbers, "person": bool(step.person)})
 
     def drop(self, episode: int) -> None:
