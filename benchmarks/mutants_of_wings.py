@@ -77,7 +77,7 @@ WINGS = [
     Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
     Mutant("planning/tree.py", "tree.last_outcomes = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("planning/keeping.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),
-    Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", RECORD, "a bad step too few"),
+    Mutant("wishes/record.py", "max(start - self.before, 0)", "max(start - self.before + 1, 0)", RECORD, "a bad step too few"),
     Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
     Mutant("wishes/record.py", "first + length <= episode[-1] + 1", "first + length <= episode[-1] + 2", RECORD, "windows that reach into another episode"),
     Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),

@@ -59,9 +59,10 @@ class Features:
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         if self.function is None:
             parts = {"observation": observations, "action": actions, "next": after}
-            return np.concatenate([self._entry(entry, parts) for entry in self.reference.split(",")], 1)
-        with in_one_sentence(f"features {self.reference!r} failed", UsageError):
-            values = np.asarray(self.function(observations.copy(), actions.copy(), after.copy(), info), np.float64)
+            values = np.concatenate([self._entry(entry, parts) for entry in self.reference.split(",")], 1)
+        else:
+            with in_one_sentence(f"features {self.reference!r} failed", UsageError):
+                values = np.asarray(self.function(observations.copy(), actions.copy(), after.copy(), info), np.float64)
         if values.ndim != 2 or len(values) != len(observations) or not values.shape[1]:
             message = f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions"
             raise UsageError(f"{message}, not one row of numbers each")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import UsageError
 
 # Newton's method: the largest number of steps, and the change, in units of the features' std, that ends it.
 MAX_STEPS, TOLERANCE = 50, 1e-10
@@ -154,13 +154,10 @@ def effective_share(weights: np.ndarray, before: np.ndarray) -> float:
 
 
 def feature_stds(person: np.ndarray, policy: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
-    """Return the std of each feature `[K]`, the larger of both. Raise for too few, not finite or constant features."""
+    """Return the std of each feature `[K]`, the larger of both. Raise for too few or constant features."""
     for features, whose in ((person, "the person"), (policy, "the policy")):
         if len(features) < 2:
             raise UsageError(f"{whose} has {len(features)} trajectories, and it takes two or more: record more")
-        if not np.isfinite(features).all():
-            row, column = np.argwhere(~np.isfinite(features))[0]
-            raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")
     scale: np.ndarray = np.maximum(policy.std(0), person.std(0))
     if (constant := np.flatnonzero(scale <= 1e-12 * np.abs(policy).max(0))).size:
         which = names[constant[0]] if names else f"feature {constant[0]}"

@@ -232,14 +232,15 @@ def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], featu
     if len({(page.env, page.after.shape[2:]) for page in pages}) > 1:
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
     decided = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
+    if not decided:
+        raise UsageError("no answer says which of two clips is better, or that they are alike: answer some more")
     values = np.array([value for _, value in decided])
     first, source = pages[0], f"{format_count(len(decided), 'answer')} on pairs of clips"
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
 
     def of_answers(arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Return the rows of the pairs that were answered, from one array `[P, ...]` per page."""
-        rows = [arrays[page][pair] for (page, pair), _ in decided]
-        return np.stack(rows) if rows else np.empty((0, *arrays[0].shape[1:]))
+        return np.stack([arrays[page][pair] for (page, pair), _ in decided])
 
     if not features:
         inputs = of_answers([page.inputs for page in pages])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from repolicy.envs import Networks
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import UsageError
 from repolicy.wishes.inference import Theta
 
 PRIOR_STDS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of θ, in units in which each feature's differences have the std 1
@@ -28,7 +28,6 @@ def bradley_terry(
     `prior_std` is in units of the differences' own size. By default all PRIOR_STDS are fitted and averaged, weighted
     by the evidence that the answers give each. `names` are the features' names, for errors.
     """
-    check_answers(differences, answers)
     scale = np.sqrt(np.square(differences).mean(0))
     if (constant := np.flatnonzero(scale == 0)).size:
         which = names[constant[0]] if names else f"feature {constant[0]}"
@@ -78,14 +77,6 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
-def check_answers(differences: np.ndarray, answers: np.ndarray) -> None:
-    """Raise if there are no answers, or features that are not finite."""
-    if not len(answers):
-        raise UsageError("no answer says which of two clips is better, or that they are alike: answer some more")
-    if not np.isfinite(differences).all():
-        raise NumericError(f"feature {np.argwhere(~np.isfinite(differences))[0][1]} is no finite number in a fragment")
-
-
 def most_informative(differences: np.ndarray, belief: Theta, count: int) -> list[int]:
     """Return the indices of the pairs whose answers are most informative, chosen one after the other.
 
@@ -109,7 +100,6 @@ def most_informative(differences: np.ndarray, belief: Theta, count: int) -> list
 
 def fit_networks(left: np.ndarray, right: np.ndarray, answers: np.ndarray) -> Networks:
     """Fit an ensemble of networks to answers on fragments with inputs `[P, T, I]`, each to a bootstrap sample."""
-    check_answers(left.reshape(len(left), -1) - right.reshape(len(right), -1), answers)
     both = torch.from_numpy(np.stack([left, right])).float()  # [2, P, T, I]
     size = both.shape[-1]
     flat = both.reshape(-1, size)

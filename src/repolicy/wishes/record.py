@@ -227,11 +227,10 @@ class Labels:
         weights = np.where(record.person, 1.0, self.passed)
         same = record.episode[1:] == record.episode[:-1]
         for start in np.flatnonzero(same & record.person[1:] & ~record.person[:-1]) + 1:
-            first = max(start - self.before, int(np.flatnonzero(record.episode == record.episode[start])[0]))
-            weights[first:start] = np.where(record.person[first:start], weights[first:start], 0.0)
-            after = slice(start, start + self.settle)
-            is_settling = record.person[after] & (record.episode[after] == record.episode[start])
-            weights[after] = np.where(is_settling, 0.0, weights[after])
+            led_to_it, settling = slice(max(start - self.before, 0), start), slice(start, start + self.settle)
+            for steps, are_the_persons in ((led_to_it, False), (settling, True)):
+                is_in_episode = record.episode[steps] == record.episode[start]
+                weights[steps][is_in_episode & (record.person[steps] == are_the_persons)] = 0.0
         return weights
 
 
