@@ -1,7 +1,7 @@
 """A planner as an agent, in a linear world and on MuJoCo, and what fits between two of its decisions."""
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -219,11 +219,8 @@ def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
 STEP = 1e-4  # seconds that the clock counts for a simulated step
 
 
-@dataclass
 class SlowModel(LinearModel):
-    now: float = 0.0
-    edge: float = field(default=np.inf)
-    broken: float = field(default=np.inf)
+    now = 0.0
 
     def step(self, states, actions):
         self.now += STEP * len(states)

@@ -306,7 +306,7 @@ def _push(observations: np.ndarray) -> np.ndarray:
         (["ask", "hopper", "--seconds", "1e9"], "name more than 0, and at most 60"),
         (["ask", "hopper", "--noise", "nan"], "with noise nan"),
         (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
-        (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
+        (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observations of 11 numbers"),
         (["ask", f"{__file__}:{_push.__name__}", "--std", "0.2", "--env", PENDULUM], "runs as it is, and this needs"),
         (["infer", "none.jsonl", "--asked", "nowhere"], "nowhere is no folder that `repolicy ask` wrote"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--policy", "hopper"], "leave out one of them"),
@@ -321,9 +321,4 @@ def _push(observations: np.ndarray) -> np.ndarray:
 )
 @pytest.mark.usefixtures("_elsewhere")
 def test_what_cannot_be_asked_is_one_sentence(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import re
-
-    with pytest.raises(SystemExit):
-        main(words)
-    assert re.search(why, error := capsys.readouterr().err), error
-    assert "Traceback" not in error
+    assert why in failed(capsys, *words)

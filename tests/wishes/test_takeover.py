@@ -156,15 +156,6 @@ def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
     assert theta[0] > 3 * covariance[0, 0] ** 0.5
 
 
-def test_a_person_acts_within_the_bounds(tmp_path: Path) -> None:
-    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
-    env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a: np.array([7.0])), file)
-    env.reset(seed=0)
-    env.step(np.zeros(1, np.float32))
-    file.close()
-    assert Record.read(tmp_path / "r.jsonl").action.tolist() == [[2.0]]
-
-
 def test_what_the_policy_does_is_not_cut_beside_a_person() -> None:
     """Nor is a number that a person leaves to it: they would be taken for one who wants smaller actions."""
     two = gymnasium.spaces.Box(-1.0, 1.0, (2,))
