@@ -164,24 +164,6 @@ def test_what_is_always_together_counts_once_in_the_error() -> None:
     assert found.covariance == pytest.approx(once.covariance)
 
 
-def test_intervals_of_features_that_drift_hold_theta_as_often_as_they_promise() -> None:
-    """Those of 95 % of a person who lets all pass: they hold 98 %, and with independent windows 42 %."""
-    random, held = np.random.default_rng(0), list[bool]()
-
-    def drifting(count: int) -> Record:
-        levels = np.repeat(random.normal(size=count), 120)
-        numbers = (levels + 0.5 * random.normal(size=120 * count))[:, None]
-        episode, nobody = np.repeat(np.arange(count), 120), np.zeros(120 * count, bool)
-        return Record("", "", episode, nobody, numbers, numbers, numbers, numbers, nobody)
-
-    for _ in range(200):
-        both = drifting(16), drifting(64)
-        one, other = (windows(each, Features.of("next"), 10, np.ones(len(each.episode))) for each in both)
-        found = infer_theta(one.sums, other.sums, ALPHA, groups=(one.groups, other.groups))
-        held += (np.abs(found.value) < 1.96 * found.error).tolist()
-    assert 0.9 < np.mean(held) < 0.99
-
-
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:
     random = np.random.default_rng(2)
     policy = random.normal(size=(1000, 2))

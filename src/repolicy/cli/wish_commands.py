@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
-from repolicy.files import read_bytes
+from repolicy.files import check_writable, read_bytes
 from repolicy.runs import Terminal
 from repolicy.text import default_out, format_count
 
@@ -41,7 +41,6 @@ class Ask(RunsPolicy):
     """Folder of the page and its pairs; by default runs/POLICY-ask-SEED."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.files import check_writable
         from repolicy.priors import check_no_plan
         from repolicy.runs import one_thread
         from repolicy.wishes.ask_page import ask
@@ -105,7 +104,6 @@ class Infer(InferenceOptions, RunsPolicy):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.files import check_writable
         from repolicy.runs import one_thread
 
         if self.out.suffix != ".safetensors":

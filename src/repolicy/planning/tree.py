@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Info, Transitions, stack_infos, to_env_numbers
+from repolicy.envs import Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.scoring import step_rewards
 from repolicy.planning.simulators import CopyModel, Simulated
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 EXPLORATION = 0.2  # λ = EXPLORATION·A / log(2 + N) after N visits of a node
 DETERMINISTIC_AFTER = 2  # draws of one action with equal outcomes, after which an environment counts as deterministic
-
-# The observation, action, next observation and info of a step, [1, ...] each.
-Row = tuple[np.ndarray, np.ndarray, np.ndarray, Info]
 
 
 @dataclass(slots=True)
@@ -140,7 +137,7 @@ class Tree:
         if not left:
             return 0.0
         state, ended = self.model.copied(state), False
-        rows, log_priors = list[Row](), list[float]()
+        rows, log_priors = list[Transitions](), list[float]()
         while len(rows) < left and not ended:
             action = self._sample(np.exp(log_prior))
             after, row = self._stepped(state, observation, action)
@@ -160,19 +157,18 @@ class Tree:
         worst = min(reward, 0.0) - MAX_COST * max(self.score.omega, self.score.states)
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
-    def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Row]:
+    def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Transitions]:
         """Step a copy of an environment, in place."""
         sent = self.prior.to_environment(np.array([[action]]))
         after = self.model.advance([state], sent)
-        return after, (observation, to_env_numbers(sent, self.prior.actions), after.observations, after.info)
+        numbers = to_env_numbers(sent, self.prior.actions)
+        return after, Transitions(observation, numbers, after.observations, after.info)
 
-    def _rewards(self, rows: list[Row]) -> np.ndarray:
+    def _rewards(self, rows: list[Transitions]) -> np.ndarray:
         """Return the rewards of steps `[T]`, without log prior."""
-        observations, actions, next_observations, infos = zip(*rows, strict=True)
         shape = (len(rows), 1)
-        steps = Transitions(
-            np.stack(observations), np.stack(actions), np.stack(next_observations), stack_infos(list(infos))
-        )
+        observations, actions, after = (np.stack(parts) for parts in zip(*(row[:3] for row in rows), strict=True))
+        steps = Transitions(observations, actions, after, stack_infos([row.info for row in rows]))
         return step_rewards(self._score_without_prior, self.prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
 
     def _log_prior(self, observation: np.ndarray) -> np.ndarray:

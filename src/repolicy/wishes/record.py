@@ -169,8 +169,7 @@ class RecordFile:
         header = {"record": FORMAT, "env": env, "policy": policy, "sizes": list(sizes)}
         if path.exists() and path.stat().st_size:
             if not resume:
-                go_on = "add --resume to go on with it, or " if path.is_file() else ""
-                raise UsageError(f"{path} is there already: {go_on}name another --out")
+                raise UsageError(f"{path} is there already: add --resume to go on with it, or name another --out")
             recorded, *lines = _read_lines(path)
             if recorded != header:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
