@@ -218,9 +218,6 @@ def test_the_examples_of_the_reference(folder: Path) -> None:
     assert len(names["swept"].points) == 2
 
 
-@pytest.mark.parametrize(
-    "line", ["repolicy train HalfCheetah-v4 --stepps 3", "repolicy evaluate runs/none", "repolicy addon"]
-)
-def test_a_command_that_fails_would_be_noticed(line: str, folder: Path) -> None:
+def test_a_command_that_fails_would_be_noticed(folder: Path) -> None:
     with pytest.raises(pytest.fail.Exception):
-        run(line)
+        run("repolicy evaluate runs/none")

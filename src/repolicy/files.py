@@ -60,7 +60,7 @@ def write_json(path: Path, values: Any) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise FileError if `write_bytes` could not write here. Call it before long work; it leaves no new folder."""
-    new_folders = [folder for folder in path.parents if not folder.exists()]
+    new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
     with _temporary_path(path) as temporary:
         temporary.touch()
     with contextlib.suppress(OSError):  # another process may have put something there by now

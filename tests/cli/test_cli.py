@@ -45,14 +45,6 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert typed(capsys)[0] == 2
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
-def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = typed(capsys, name, "--help")
-    assert code == 0
-    assert f"Example: repolicy {name}" in " ".join(out.replace("│", "").split())
-    assert "--json" in out
-
-
 def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")

@@ -84,11 +84,6 @@ def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == f"  best policy  {path}\n  kind         policy\n"
 
 
-def test_code_is_not_called_a_file_that_is_missing() -> None:
-    with pytest.raises(UsageError, match="swing.py:act is code, and this needs a policy's file"):
-        find_policy("swing.py:act")
-
-
 def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without permission: the tests may run as a user who has every one."""
 
@@ -99,12 +94,6 @@ def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(FileError, match="policy cannot be read: Permission denied"):
         storage.read(tmp_path / "policy")
-    monkeypatch.setattr(Path, "exists", refuse)
-    with (
-        pytest.raises(FileError, match="run cannot be used as a run's folder: Permission denied"),
-        RunFolder(tmp_path / "run").locked(),
-    ):
-        pass
 
 
 def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:

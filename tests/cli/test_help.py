@@ -39,6 +39,7 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
     add_options(made, EVERY[name])
     read = set(made._option_string_actions)
     page = pages.help_page(EVERY[name], name)
+    assert f"Example: repolicy {name}" in page
     shown = set(re.findall(r"^  (--[a-z\[\]-]+)", page, re.MULTILINE))
     shown |= {option.replace("[no-]", "no-") for option in shown}
     shown |= set(re.findall(r"--[a-z-]+", page.partition("(explained by repolicy inspect --help)")[2]))  # at any width

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("train Pendulum-v1 --step 3", 2, "there is no option --step; did you mean --steps, "),
         ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number; repolicy train"),
         ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),
-        ("train Pendulum-v1 --objective x", 2, "argument --objective: invalid choice: 'x' (choose from "),
-        ("train Pendulum-v1 --hidden 64 x", 2, "--hidden is 'x'; it must be a whole number; repolicy train --help"),
         ("sweep hopper --omega 0.1..3", 2, "--omega is '0.1..3'; it must be a number"),
         ("customize hopper --omega 0.1 0.3", 2, "0.3 is too much (of omega, several values are `repolicy sweep`, and"),
         ("customize hopper --omega", 2, "repolicy: argument --omega: expected one argument; repolicy customize --help"),
@@ -38,35 +36,21 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("train Pendulum-v1 --out=", 2, "--out is empty; if you wrote a variable of your shell, it is not set"),
         ("train", 2, "repolicy: the following arguments are required: ENV; repolicy train --help lists the options"),
         ("llm generate a b --prior c", 2, "the following arguments are required: --omega, --prompt; repolicy llm"),
-        ("infer --asked a", 2, "the following arguments are required: DATA"),
         ("learn-wish hopper --omega 1", 2, "the following arguments are required: --features, --alpha"),
         ("evaluate {long}", 1, "cannot be read: File name too long"),
-        ("inspect {long}", 1, "xxx … xxx"),
-        ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),
-        ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
-        ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
-        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "cannot be used as a run's folder: File name too long"),
-        ("train Pendulum-v1 --settings {long}", 2, "--settings: xxx"),
+        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "run.json cannot be written: File name too long"),
         ("{long}", 2, "there is no command 'xxx"),
         ("train Pendulum-v1 --alpha 0.1 --envs 1 --n-steps 1", 2, "from one step there is nothing to learn"),
         ("train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
-        ("train {tiny}:Quits --alpha 0.1 --ranks 1 --no-report", 2, "there is no option --no-report"),
         ("train {tiny}:Quits --alpha 0.1 --ranks 1", 1, "Quits' failed: it called sys.exit(0)"),
-        ("train {tiny}:OldReset --alpha 0.1", 1, "from reset, not (observation, info)"),
-        ("train Pendulum-v1 --alpha 0.1 --env-timeout 0", 2, "env_timeout is 0.0"),
-        ("rql train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
-        ("rql train {tiny}:Quits --alpha 0.1", 1, "failed: it called sys.exit(0)"),
         ("trian CartPole-v1", 2, "there is no command 'trian'; did you mean train"),
-        ("train HalfCheeta-v4 --alpha 0.1", 2, "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
         ("train CartPole-v1 --objective residual", 2, "argument --objective: invalid choice: 'residual' (choose from"),
-        ("train CartPole-v1 --alpha 0.1 --kl-budget 1", 2, "moves omega and alpha together"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", 2, "a budget moves omega by itself"),
         ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", 2, "cannot be copied"),
         ("bench Hopper-v4 --steps 5", 2, "a bench has no --steps: how long it takes is --slices"),
         ("doctor model_1.pt --std 0.2", 2, "how to read the checkpoint's policy goes with --batch"),
         ("bench CartPole-v1 --slices 0", 2, "slices is 0"),
         ("rql {nothing} --alpha 1", 2, "there is no command ''"),
-        ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", 2, "there is no file hind_leg.py"),
+        ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", 2, "/hind_leg.py"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", 2, "add --epochs 1"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla --epochs 1 --clip 0.1", 2, "clip is read with surrogate"),
         ("train CartPole-v1 --alpha 0.1 --desired-kl 0.02", 2, "desired_kl is read with schedule adaptive alone"),
@@ -77,25 +61,17 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("plan halfcheetah --addon hind_leg --port 80", 2, "--port goes with --live"),
         ("plan halfcheetah --addon hind_leg --live --episodes 3 --port 99999", 2, "--episodes goes without --live"),
         ("train CartPole-v1 --settings nothing.json", 2, "--settings: there is no file nothing.json"),
-        ("customize halfcheetah", 2, "needs an add-on, the new requirement: --addon NAME"),
         ("sweep halfcheetah --omega 0.1 0.3", 2, "this needs an add-on, the new requirement: --addon NAME"),
-        ("customize halfcheetah --addon hind_legs --omega 0.1", 2, "did you mean hind_leg"),
-        ("customize hopper --addon hind_leg --omega 0.1", 2, "reads the numbers of HalfCheetah"),
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", 2, "the numbers of HalfCheetah"),
-        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", 2, "objective kl has no omega"),
         ("customize halfcheetah --addon hind_leg --omega much", 2, "--omega is 'much'; it must be a number, a range"),
-        ("customize halfcheetah --addon height --omega 0.1 --env Hopper-v4", 2, "takes observations of 17 numbers"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", 2, "ranks is 2; a sweep trains each point on one"),
         ("sweep halfcheetah --addon hind_leg=0..2 --omega 0.1", 2, "hind_leg has a range of weights"),
         ("customize halfcheetah --addon hind_leg height --omega 0.1", 2, "height is too much (an add-on more has its"),
         ("export halfcheetah mine.onnx", 2, "mine.onnx is too much (the file to write is named by --out)"),
         ("train my_envs.py --alpha 0.1", 2, "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("evaluate hopper --seed -1", 2, "seed is -1; it must lie between 0 and 2147483647"),
-        ("export hopper --format tflite", 2, "argument --format: invalid choice: 'tflite' (choose from "),
         ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", 2, "customize and evaluate take code"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", 2, "--omega has 0.1 more than once"),
         ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", 2, "--omega stands twice; write all its values"),
-        ("train CartPole-v1 --hidden 64 --hidden 32", 2, "--hidden stands twice; write all its values behind one"),
     ],
 )
 def test_what_is_wrong_is_said_in_at_most_three_lines(
@@ -126,8 +102,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         (ZeroDivisionError("no\nnumber"), "ZeroDivisionError: no number ("),
         (asyncio.CancelledError(), "CancelledError ("),
-        (GeneratorExit(), "GeneratorExit ("),
-        (RecursionError("deep"), "RecursionError: deep ("),
     ],
 )
 def test_a_surprise_is_a_sentence_and_a_file(
@@ -157,18 +131,18 @@ def test_a_command_that_is_ended_from_within_has_failed(
     assert "ended by the code that it ran: it called sys.exit(0)" in refused(capsys, 1, "addons", "--json")
 
 
+def test_an_error_of_the_system_names_its_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, PermissionError(13, "Permission denied", "mine"))
+    assert refused(capsys, 1, "addons") == "repolicy: Permission denied: 'mine'\n"
+
+
 def test_control_characters_do_not_reach_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"))
     assert typed(capsys, "addons")[2] == "repolicy: red \\x1b[31m\\x07\nsecond\nthird\n"
-
-
-def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Addons, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    assert refused(capsys, 130, "addons") == "repolicy: stopped\n"
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_c_within_an_import_of_which_an_extension_makes_an_import_error_is_ctrl_c(

@@ -72,13 +72,12 @@ def test_two_threads_of_one_core_are_one(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("1", "2", None, None),
         ("", "2", "here", None),
         ("0", "x", "here", None),
-        (None, "2", "here", None),
         ("0", "1", "here", None),
         ("7", "2", "here", None),
     ],
 )
 def test_who_is_under_torchrun(
-    monkeypatch: pytest.MonkeyPatch, rank: str | None, count: str | None, address: str | None, place: object
+    monkeypatch: pytest.MonkeyPatch, rank: str, count: str | None, address: str | None, place: object
 ) -> None:
     for name, value in {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": address}.items():
         monkeypatch.delenv(name, raising=False)

@@ -129,19 +129,6 @@ sys.exit('the end is bad')
     assert capsys.readouterr().err == "repolicy: it hängs\n"
 
 
-def test_the_others_go_when_the_first_one_fails() -> None:
-    team_of_children: list[subprocess.Popen[bytes]] = []
-
-    def fail() -> None:
-        with ranks.launch_ranks(2, ["import time; time.sleep(600)"]) as team:
-            team_of_children.extend(team._watch._children)
-            raise ValueError("a mistake of the first rank")
-
-    with pytest.raises(ValueError, match="a mistake of the first rank"):
-        fail()
-    assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
-
-
 def test_the_others_go_when_one_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
