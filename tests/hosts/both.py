@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import runners
 import sb3_models
+import torch
 from small import small_policy
 from torch import Tensor
 
 from repolicy.hosts.method import Method
 from repolicy.hosts.sb3 import ResidualPPO
 
+torch.manual_seed(7)  # whatever was imported before
 PRIOR = small_policy(hidden=(16, 16))
 
 
@@ -54,15 +56,15 @@ class InSb3:
         return [each.clone() for each in self.started.policy.parameters()]
 
     def learn(self, iterations: int) -> None:
-        self.started.learn(32 * iterations)
+        self.started.learn(self.started.n_steps * self.started.n_envs * iterations)
 
     def save(self, folder: Path) -> None:
         self.started.save(folder / "model.zip")
 
     @classmethod
-    def resumed(cls, folder: Path, prior: Any, **options: Any) -> "InSb3":
+    def resumed(cls, folder: Path, prior: Any, env: Any = None, **options: Any) -> "InSb3":
         again = object.__new__(cls)
-        again.started = ResidualPPO.load(folder / "model.zip", sb3_models.envs(), prior=prior, **options)
+        again.started = ResidualPPO.load(folder / "model.zip", env or sb3_models.envs(), prior=prior, **options)
         return again
 
 

@@ -51,17 +51,23 @@ NETWORKS: dict[str, dict[str, Any]] = {
 OURS = "repolicy.hosts.rsl_rl:ResidualPPO"
 
 
-def settings(network: str = "mlp", algorithm: dict[str, Any] | None = None, **actor: Any) -> dict[str, Any]:
-    """A runner's settings: rsl_rl's own PPO, or what `algorithm` names."""
-    model = {"hidden_dims": [16, 16], "activation": "tanh", "obs_normalization": True} | NETWORKS[network] | actor
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.5}
+def settings(
+    network: str = "mlp",
+    algorithm: dict[str, Any] | None = None,
+    actor: dict[str, Any] | None = None,
+    distribution: dict[str, Any] | None = None,
+    **run: Any,
+) -> dict[str, Any]:
+    """A runner's settings: rsl_rl's own PPO, or what is named."""
+    model = {"hidden_dims": [16, 16], "activation": "tanh", "obs_normalization": True} | NETWORKS[network]
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.5} | (distribution or {})
     groups = ["policy", "camera"] if network == "cnn" else ["policy"]
     return {
         "num_steps_per_env": 6,
         "save_interval": 10**9,
         "obs_groups": {"actor": groups, "critic": groups},
-        "actor": model | {"distribution_cfg": gaussian},
+        "actor": model | {"distribution_cfg": gaussian} | (actor or {}),
         "critic": dict(model),
         "algorithm": {"class_name": "PPO", "num_learning_epochs": 2, "num_mini_batches": 2} | (algorithm or {}),
         "multi_gpu": None,
-    }
+    } | run

@@ -12,9 +12,21 @@ from runner_envs import OURS, Drift, settings
 Algorithm = dict[str, Any]
 
 
-def runner(network: str = "mlp", algorithm: Algorithm | None = None, seed: int = 0, **env: Any) -> OnPolicyRunner:
+POLICY_ACTOR = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}
+
+
+def runner(
+    network: str = "mlp",
+    algorithm: Algorithm | None = None,
+    seed: int = 0,
+    env: Drift | None = None,
+    folder: Path | None = None,
+    **more: Any,
+) -> OnPolicyRunner:
+    """A runner with `settings(network, algorithm, **more)`."""
     torch.manual_seed(seed)
-    return OnPolicyRunner(Drift(images=network == "cnn", **env), settings(network, algorithm), None, "cpu")
+    env = Drift(images=network == "cnn") if env is None else env
+    return OnPolicyRunner(env, settings(network, algorithm, **more), folder and str(folder), "cpu")
 
 
 def residual(prior: Any = None, omega: float | None = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:

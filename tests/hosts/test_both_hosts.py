@@ -10,7 +10,6 @@ from small import sine, small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-import runner_envs
 import runners
 from both import PRIOR, InRslRl, InSb3, hosts
 
@@ -88,9 +87,8 @@ def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
     weights = {"omega": omega, "alpha": omega, "states": 0.0}
     model = InSb3(**weights).started
     assert pushed(model.policy.optimizer, model.policy.log_std) == pytest.approx(speed, rel=1e-3)
-    settings = runner_envs.settings("mlp", runners.residual(PRIOR, copy_prior=False, **weights))
-    settings["actor"]["distribution_cfg"]["std_type"] = "log"
-    algorithm = runners.OnPolicyRunner(runner_envs.Drift(), settings, None, "cpu").alg
+    how = runners.residual(PRIOR, copy_prior=False, **weights)
+    algorithm = runners.runner(algorithm=how, distribution={"std_type": "log"}).alg
     log_std = algorithm.get_policy().distribution.log_std_param
     assert pushed(algorithm.optimizer, log_std) == pytest.approx(speed, rel=1e-3)
 
@@ -143,20 +141,19 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     right = measuring.run_episodes
     monkeypatch.setattr(measuring, "MAX_EPISODE_STEPS", 30)
     monkeypatch.setattr(measuring, "run_episodes", lambda *given, **named: measured.append(0) or right(*given, **named))
-    how = runner_envs.settings("mlp", runners.residual(PRIOR, omega=None, alpha=None, states=0.0))
-    first = runners.OnPolicyRunner(runner_envs.Drift(), how, None, "cpu")
+    how = runners.residual(PRIOR, omega=None, alpha=None, states=0.0)
+    first = runners.runner(algorithm=how)
     first.save(str(tmp_path / "model_0.pt"))
     assert measured
     measured.clear()
-    again = runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu")
+    again = runners.runner(algorithm=how, resume=True)
     again.load(str(tmp_path / "model_0.pt"))
     assert again.alg.steering.objective == first.alg.steering.objective
     again.learn(1)
     assert not measured
-    runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu").learn(1)
+    runners.runner(algorithm=how, resume=True).learn(1)
     assert measured
-    how["algorithm"]["omega"] = 0.6
-    named = runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu")
+    named = runners.runner(algorithm=how | {"omega": 0.6}, resume=True)
     named.load(str(tmp_path / "model_0.pt"))
     named.learn(1)
     found = named.alg.steering.objective

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import small
 import torch
-from rsl_rl.runners import OnPolicyRunner
-from runner_envs import Drift, settings
-from runners import checkpoint, residual, small_policy
+from runner_envs import Drift
+from runners import checkpoint, residual, runner, small_policy
 from sb3_models import Drift as SmallDrift
 from sb3_models import residual as sb3
 from stable_baselines3 import PPO
@@ -43,12 +42,12 @@ def reported(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how = settings(algorithm=residual(small_policy(), addon="addon", critic_warmup=None, schedule="fixed"))
-    runner = OnPolicyRunner(Drift(count=40), how | {"max_iterations": 3}, str(tmp_path), "cpu")
-    runner.learn(3)
+    how = residual(small_policy(), addon="addon", critic_warmup=None, schedule="fixed")
+    started = runner(algorithm=how, env=Drift(count=40), folder=tmp_path, max_iterations=3)
+    started.learn(3)
     said = capsys.readouterr().out
     assert said.count("prior with the mean action: total reward") == 1
-    method = runner.alg.method
+    method = started.alg.method
     assert method.curves["steps"] == [240, 480, 720]
     assert all(len(values) == 3 for values in method.curves.values())
     told = read_stored(tmp_path / "model_2.pt")
@@ -59,7 +58,7 @@ def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_w
     assert " ".join(ended) in words.replace("\n", " ")
     assert all(title in page for title in ("KL to the prior", "Task&#x27;s reward a step", "log prior, a step"))
     assert page.count("<rect") > 10  # episode by episode
-    again = OnPolicyRunner(Drift(count=40), how, None, "cpu")
+    again = runner(algorithm=how, env=Drift(count=40))
     again.load(str(tmp_path / "model_2.pt"))
     again.learn(1)
     assert again.alg.method.curves["steps"] == [240, 480, 720, 960]

@@ -13,19 +13,16 @@ from torch import Tensor, nn
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from rsl_rl.runners import OnPolicyRunner
+from both import PRIOR, InRslRl, InSb3, hosts
 from runner_envs import Drift as RunnerDrift
-from runner_envs import settings
 from runners import residual, runner, small_policy
-from sb3_models import Drift, model
-from sb3_models import residual as residual_of_sb3
-from small import small_policy as policy
+from sb3_models import Drift
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.method import ROLLOUT_SUMS, HostRollout, Method
-from repolicy.hosts.sb3 import ResidualPPO, Unclipped
+from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import Multipliers
 from repolicy.objective import Objective
@@ -36,7 +33,6 @@ from repolicy.runs.settings import Settings
 
 STEPS, ENVS = 8, 4
 HELD = ["power<=2", "speed>=0.5"]
-PRIOR = small_policy()
 
 
 class Unlikely:
@@ -95,14 +91,10 @@ class Telling(Drift):
         return observation, reward, terminated, truncated, info | {"basic_reward": reward, "far": abs(self.state[0])}
 
 
-def in_sb3(limits: Any, **more: Any) -> Any:
-    env = more.pop("env", None) or DummyVecEnv([lambda: Unclipped(Telling())] * 4)
-    how = {"omega": 0.3, "alpha": 0.2, "critic_warmup": 0, "prior": policy(), "n_steps": 16}
-    return model(ResidualPPO, env, limits=limits, **how | more)
-
-
-def in_rsl_rl(limits: Any, **more: Any) -> Any:
-    return runner(algorithm=residual(**{"prior": PRIOR, "limits": limits, "addon": "addon"} | more))
+def told(host: Any, **more: Any) -> dict[str, Any]:
+    """Options of a host whose environment tells the old reward."""
+    in_sb3 = {"env": DummyVecEnv([lambda: Unclipped(Telling())] * 4), "n_steps": 16, "learning_rate": 3e-4}
+    return (in_sb3 if host is InSb3 else {"addon": "addon"}) | more
 
 
 def multipliers(method: Method, limit: str) -> list[float]:
@@ -115,60 +107,46 @@ def following(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.steering.MIN_EXPLAINED_VARIANCE", -1e9)
 
 
-@pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
-def test_a_multiplier_rises_while_its_limit_is_broken_and_falls_while_it_holds(host: str) -> None:
+@hosts
+def test_a_multiplier_rises_while_its_limit_is_broken_and_falls_while_it_holds(host: Any) -> None:
     broken, holds = ("basic_reward>=5", "basic_reward<=5")  # it is a cost, so below 0
-    if host == "sb3":
-        started = in_sb3([broken, holds, "far<=0.001"]).learn(16 * 4 * 8)
-        method = started.method
-        assert multipliers(method, "far<=0.001")[-1] > multipliers(method, "far<=0.001")[0]
-    else:
-        trained = in_rsl_rl([broken, holds])
-        trained.learn(8)
-        method = trained.alg.method
-        assert np.mean(method.curves["limit_" + holds]) == pytest.approx(float(torch.stack(trained.env.paid).mean()))
-    rises, falls = multipliers(method, broken), multipliers(method, holds)
+    started = host(**told(host, limits=[broken, holds]))
+    started.learn(8)
+    if host is InRslRl:
+        paid = float(torch.stack(started.started.env.paid).mean())
+        assert np.mean(started.method.curves["limit_" + holds]) == pytest.approx(paid)
+    rises, falls = multipliers(started.method, broken), multipliers(started.method, holds)
     assert len(rises) == len(falls) == 8
     assert all(a < b for a, b in pairwise(rises))
     assert all(a > b for a, b in pairwise(falls))
 
 
-def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
-    limit = "basic_reward>=-1.0"
-    saved = in_sb3(limit).learn(16 * 4 * 3)
-    saved.save(tmp_path / "model.zip")
-    loaded = ResidualPPO.load(tmp_path / "model.zip", saved.env)
-    assert loaded.steering.priced_limits == saved.steering.priced_limits
-    first = in_rsl_rl([limit])
+@hosts
+@pytest.mark.parametrize("limits", ["basic_reward>=-1.0", ["basic_reward>=-1.0"]])
+def test_a_resumed_multiplier_is_the_same_to_the_bit(host: Any, limits: Any, tmp_path: Path) -> None:
+    options = told(host, limits=limits)
+    first = host(**options)
     first.learn(3)
-    first.save(str(tmp_path / "model_3.pt"))
-    again = in_rsl_rl([limit])
-    again.load(str(tmp_path / "model_3.pt"))
-    for before, after in ((saved.steering, loaded.steering), (first.alg.steering, again.alg.steering)):
-        [held] = before.priced_limits.values()
-        assert held.violation is not None
-        assert held.weight > 0
-        assert after.priced_limits == before.priced_limits
+    first.save(tmp_path)
+    [held] = first.method.steering.priced_limits.values()
+    assert held.violation is not None
+    assert held.weight > 0
+    assert host.resumed(tmp_path, PRIOR, **options).method.steering.priced_limits == {"basic_reward>=-1": held}
 
 
-@pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
+@hosts
 def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
-    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old reward is a cost, so of 0.9 a tenth may be added to it; its mean was measured by the prior's episodes."""
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
-    if host == "sb3":
-        started = in_sb3((), keep=0.9).learn(16 * 4 * 2)
-        started.save(tmp_path / "model.zip")
-        first, again = started.method, ResidualPPO.load(tmp_path / "model.zip", started.env).method
-    else:
-        trained, other = in_rsl_rl((), keep=0.9), in_rsl_rl((), keep=0.9)
-        trained.learn(2)
-        trained.save(str(tmp_path / "model_2.pt"))
-        other.load(str(tmp_path / "model_2.pt"))
-        first, again = trained.alg.method, other.alg.method
-    [held] = first.steering.kept_share.values()
+    options = told(host, keep=0.9)
+    started = host(**options)
+    started.learn(2)
+    started.save(tmp_path)
     said = capsys.readouterr().out
+    first, again = started.method, host.resumed(tmp_path, PRIOR, **options).method
+    [held] = first.steering.kept_share.values()
     earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", said)[1])
     assert earned < 0.0
     assert (held.limit.name, held.limit.sign) == ("basic_reward", -1)
@@ -179,7 +157,8 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     assert again.steering == first.steering
     assert again.steering.kept_share == first.steering.kept_share
     assert "errors are larger than what may be lost" in said, "0.2 of 1.4 is more than a tenth"
-    in_rsl_rl((), keep=0.5)
+    capsys.readouterr()
+    InRslRl(**told(InRslRl, keep=0.5))
     assert "errors are larger" not in capsys.readouterr().out
 
 
@@ -244,7 +223,7 @@ class TellingRunner(RunnerDrift):
 
 
 def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
-    started = OnPolicyRunner(TellingRunner(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
+    started = runner(algorithm=residual(PRIOR, keep=0.9), env=TellingRunner())
     assert started.alg.steering.kept_limit == "basic_reward>=1.8"
     started.learn(1)
 
@@ -259,13 +238,13 @@ class Wished(Drift):
 
 def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
     env = DummyVecEnv([lambda: Unclipped(TaskReward(Wished(), weights(0.3, 0.2)))] * 4)
-    started = in_sb3("basic_reward<=3", env=env, keep=0.9).learn(64)
+    started = InSb3(**told(InSb3, limits="basic_reward<=3", env=env, keep=0.9)).started.learn(64)
     assert list(started.steering.all_limits) == ["basic_reward<=3", "basic_reward>=1.8"]
     assert list(started.steering.priced_limits) == ["basic_reward<=3"]
     assert started.method.curves["limit_basic_reward>=1.8"] == [2.0]
     assert started.method.curves["reward_task"][0] < 0.0
     with pytest.raises(UsageError, match="basic_reward>=1 and basic_reward>=1.8 name the same side twice"):
-        in_sb3("basic_reward>=1", env=env, keep=0.9).learn(64)
+        InSb3(**told(InSb3, limits="basic_reward>=1", env=env, keep=0.9)).learn(1)
 
 
 def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
@@ -274,10 +253,10 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
         steps = list[object]()
         env.step_wait = lambda steps=steps: steps.append(0) or DummyVecEnv.step_wait(env)
         with pytest.raises(UsageError, match="infos have no 'basic_reward', which keep needs"):
-            residual_of_sb3(env=env, prior=policy(), keep=0.9, **unnamed).learn(1)
+            InSb3(env=env, keep=0.9, **unnamed).learn(1)
         assert len(steps) == 1
     with pytest.raises(UsageError, match="extras have no 'basic_reward', which keep needs"):
-        OnPolicyRunner(RunnerDrift(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
+        InRslRl(keep=0.9)
 
     class Untold(Drift):
         def step(self, action: Any) -> Any:
@@ -285,17 +264,17 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
             return *told, {"basic_reward": None}
 
     with pytest.raises(UsageError, match="keep goes by basic_reward, and the environment tells one that is no finite"):
-        residual_of_sb3(env=DummyVecEnv([Untold] * 4), prior=policy(), keep=0.9).learn(1)
+        InSb3(env=DummyVecEnv([Untold] * 4), keep=0.9).learn(1)
 
 
 def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
-    started = in_rsl_rl(["basic_reward<=5"])
+    started = InRslRl(**told(InRslRl, limits=["basic_reward<=5"])).started
     assert "with the mean action limit basic_reward<=5 holds (−" in started.alg.verdict()
-    said = in_sb3("far<=0.001").verdict()
+    said = InSb3(**told(InSb3, limits="far<=0.001")).started.verdict()
     assert "far<=0.001 " in said
     assert "limit far<=0.001 is broken by " in said
-    said = in_sb3((), keep=0.9).verdict()
+    said = InSb3(**told(InSb3, keep=0.9)).started.verdict()
     assert "limit" not in said, "the share that is to be kept is not measured yet"
 
 
@@ -310,10 +289,10 @@ def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.Mon
         ([], {"keep": 0.9, "prior": None, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ],
 )
-@pytest.mark.parametrize("host", [in_sb3, in_rsl_rl])
+@hosts
 def test_what_cannot_be_held_is_one_sentence(host: Any, limits: list[str], more: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        host(limits, **more).learn(1)
+        host(**told(host, limits=limits, **more)).learn(1)
 
 
 def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
@@ -334,12 +313,12 @@ def test_the_verdict_tells_a_limit_by_sampled_actions_and_a_kept_share_by_the_me
             *found, info = super().step(action)
             return *found, info | {"loud": float(np.square(action).sum()), "basic_reward": found[1]}
 
-    quiet = policy()
+    quiet = small_policy()
     with torch.no_grad():
         for part in quiet.network.parameters():
             part.mul_(1e-3)
     env = DummyVecEnv([lambda: Loud(Drift())] * 4)
-    said = in_sb3("loud<=0.1", env=env, prior=quiet, keep=0.9).learn(1).verdict()
+    said = InSb3(quiet, **told(InSb3, limits="loud<=0.1", env=env, keep=0.9)).started.learn(1).verdict()
     assert "with the mean action limit loud<=0.1 holds" in said
     assert "with sampled actions limit loud<=0.1 is broken by" in said
     assert said.count("limit basic_reward>=") == 1, "of the mean action, which keeps the share"

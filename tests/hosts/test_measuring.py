@@ -14,8 +14,8 @@ from small import small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from rsl_rl.runners import OnPolicyRunner
-from runner_envs import OURS, Drift, settings
+from runner_envs import OURS, Drift
+from runners import runner
 from sb3_models import Drift as Sb3Drift
 from sb3_models import residual as sb3
 from sb3_models import trained
@@ -43,6 +43,7 @@ from repolicy.prepare.worth import WORTH_EPISODES
 from repolicy.rql import WithAddon
 from repolicy.rql.wrapping import TaskReward
 
+PAID_ADDON = {"class_name": OURS, "addon": "addon"}
 STD = 0.5  # of every prior here: with −|action|² as the reward, a nat is worth 2 · STD² of it, whatever the mean
 
 
@@ -132,8 +133,7 @@ def in_runner(env: Drift | None = None, **more: Any) -> Any:
     """The steering of a runner whose environments pay −|action|² beside a reward that does not know of actions."""
     env = Drift(count=64) if env is None else env
     env.push.zero_()
-    config = settings(algorithm={"class_name": OURS, "addon": "addon", "prior": resting()} | more)
-    return OnPolicyRunner(env, config, None, "cpu").alg.steering
+    return runner(algorithm=PAID_ADDON | {"prior": resting()} | more, env=env).alg.steering
 
 
 def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,11 +342,11 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         model.verbose = verbose
         model.learn(256)
         assert ("ResidualPPO: " in capsys.readouterr().out) == bool(verbose)
-    algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "omega": 0.3, "alpha": 0.1}
-    runner = OnPolicyRunner(Drift(count=64), settings(algorithm=algorithm), None, "cpu")
+    algorithm = PAID_ADDON | {"prior": resting(), "omega": 0.3, "alpha": 0.1}
+    alg = runner(algorithm=algorithm, env=Drift(count=64)).alg
     with torch.no_grad():
-        runner.alg.actor.distribution.std_param.div_(10.0)
-    assert "than its prior" in (said := runner.alg.verdict()) or "beside its prior" in said
+        alg.actor.distribution.std_param.div_(10.0)
+    assert "than its prior" in (said := alg.verdict()) or "beside its prior" in said
 
 
 def test_what_a_step_earns_is_told_by_as_many_episodes_of_each_kind() -> None:
@@ -391,9 +391,9 @@ class OnlyObserves(Ending):
 
 @pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, MIN_SHARED_ENVS), (OnlyObserves, 32)])
 def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
-    algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "num_mini_batches": 1}
-    runner = OnPolicyRunner(env(count=count), settings(algorithm=algorithm), None, "cpu")
-    assert runner.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
-    runner.learn(1, init_at_random_ep_len=True)
-    runner.alg.verdict()
-    assert {length for told in runner.alg.method.verdict_episodes for length in told["lengths"]} == {12.0}
+    algorithm = PAID_ADDON | {"prior": resting(), "num_mini_batches": 1}
+    started = runner(algorithm=algorithm, env=env(count=count))
+    assert started.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
+    started.learn(1, init_at_random_ep_len=True)
+    started.alg.verdict()
+    assert {length for told in started.alg.method.verdict_episodes for length in told["lengths"]} == {12.0}

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from runners import Algorithm, checkpoint, collected, residual, runner, small_policy
+from runners import POLICY_ACTOR, Algorithm, checkpoint, collected, residual, runner, small_policy
 
 pytest.importorskip("rsl_rl")
 import two_processes
-from rsl_rl.runners import OnPolicyRunner
-from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
+from runner_envs import NETWORKS, OURS, SIZE, Drift
 from tensordict import TensorDict
 
 from repolicy import save_policy
@@ -84,7 +83,7 @@ def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path) -> None:
             return super().step(actions)
 
     env = Counting()
-    OnPolicyRunner(env, settings(algorithm={"class_name": OURS, "prior": str(path)}), None, "cpu")
+    runner(algorithm={"class_name": OURS, "prior": str(path)}, env=env)
     assert env.stages[0] == 9600  # before anything is measured
     assert len(env.stages) > 2
     assert env.stages[-1] == env.common_step_counter == 9600  # and after it
@@ -132,19 +131,6 @@ def test_a_student_of_rsl_rls_distillation_is_a_prior(tmp_path: Path, network: s
     ours = runner(network, residual(str(path)), seed=3)
     for module in (ours.alg.prior.model, ours.alg.actor):
         assert all(torch.equal(tensor, actor[name]) for name, tensor in module.state_dict().items())
-
-
-@pytest.mark.parametrize("network", ["mlp", "gru"])
-def test_the_first_ratio_is_one(tmp_path: Path, network: str) -> None:
-    ours = runner(network, residual(str(checkpoint(tmp_path, network))))
-    ours.learn(2)
-    st = collected(ours)
-    recurrent = ours.alg.actor.is_recurrent
-    batches = st.recurrent_mini_batch_generator if recurrent else st.mini_batch_generator
-    batch = next(iter(batches(1, 1)))
-    ours.alg.actor(batch.observations, masks=batch.masks, hidden_state=batch.hidden_states[0], stochastic_output=True)
-    ratio = (ours.alg.actor.get_output_log_prob(batch.actions) - batch.old_actions_log_prob.squeeze(-1)).exp()
-    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("network", ["cnn", "lstm"])
@@ -320,9 +306,8 @@ def test_a_wish_is_paid_for_actions_as_they_were_sent_in_every_step(
     made = Drift(**env)
     made.squashes = squashes
     prior = small_policy(**({"family": "squashed"} if squashes else {}))
-    how = settings(algorithm=residual(prior, omega, states=0, addon="mine.py:mine"))
-    how["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
-    ours = OnPolicyRunner(made, how, None, "cpu")
+    how = residual(prior, omega, states=0, addon="mine.py:mine")
+    ours = runner(algorithm=how, env=made, actor=POLICY_ACTOR)
     for _ in range(2):
         st = collected(ours)
         st.clear()

@@ -8,8 +8,8 @@ import torch
 from small import small_policy
 
 pytest.importorskip("rsl_rl")
-from rsl_rl.runners import OnPolicyRunner
-from runner_envs import OURS, Drift, settings
+import runners
+from runner_envs import OURS, Drift
 from runners import collected
 
 from repolicy import Policy, load_policy
@@ -31,12 +31,9 @@ def prior() -> Policy:
         return small_policy(hidden=(16, 16))
 
 
-def runner(omega: Any = RANGE, seed: int = 0, steps: int = 6, **algorithm: Any) -> OnPolicyRunner:
-    torch.manual_seed(seed)
-    named = {"class_name": OURS, "prior": prior(), "omega": omega, "alpha": 0.2, "critic_warmup": 0}
-    how = settings(algorithm=named | algorithm)
-    how["actor"]["class_name"], how["num_steps_per_env"] = "repolicy.hosts.rsl_rl:PolicyActor", steps
-    return OnPolicyRunner(Drift(), how, None, "cpu")
+def runner(omega: Any = RANGE, seed: int = 0, steps: int = 6, **algorithm: Any) -> Any:
+    named = {"class_name": OURS, "prior": prior(), "omega": omega, "alpha": 0.2, "critic_warmup": 0} | algorithm
+    return runners.runner(algorithm=named, seed=seed, actor=runners.POLICY_ACTOR, num_steps_per_env=steps)
 
 
 def standardized(advantages: torch.Tensor) -> torch.Tensor:
@@ -167,10 +164,8 @@ def test_yaml_writes_a_range_as_a_word_and_alpha_is_a_third_of_its_low_end(capsy
 
 
 def test_what_a_range_cannot_have_is_a_sentence() -> None:
-    torch.manual_seed(0)
-    how = settings(algorithm={"class_name": OURS, "prior": prior(), "omega": RANGE})
     with pytest.raises(UsageError, match=r"the actor's class_name must be repolicy.hosts.rsl_rl:PolicyActor"):
-        OnPolicyRunner(Drift(), how, None, "cpu")
+        runners.runner(algorithm={"class_name": OURS, "prior": prior(), "omega": RANGE})
     with pytest.raises(UsageError, match="a budget or a limit moves one"):
         runner(kl_budget=1.0)
     with pytest.raises(UsageError, match="leave rnd_cfg out"):

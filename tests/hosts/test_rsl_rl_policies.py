@@ -2,32 +2,23 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from small import small_policy
 
 pytest.importorskip("rsl_rl")
-from rsl_rl.runners import OnPolicyRunner
-from runner_envs import ACTIONS, SIZE, Drift, settings
-from runners import checkpoint, residual
+from runner_envs import ACTIONS, SIZE
+from runners import POLICY_ACTOR, checkpoint, residual, runner, small_policy
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import from_repolicy, to_repolicy
 
 
-def actor_with(distribution: dict[str, Any]) -> Any:
-    config = settings()
-    config["actor"]["distribution_cfg"] |= distribution
-    return OnPolicyRunner(Drift(), config, None, "cpu").alg.actor
-
-
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None:
-    policy = small_policy(hidden=(16, 16))
-    actor = actor_with({"std_type": std_type})
+    policy = small_policy()
+    actor = runner(distribution={"std_type": std_type}).alg.actor
     from_repolicy(policy, actor)
     observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
     with torch.no_grad():
@@ -42,7 +33,7 @@ def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
-    actor = actor_with({"std_type": std_type, "init_std": 0.5, "std_range": [0.6, 2.0]})
+    actor = runner(distribution={"std_type": std_type, "std_range": [0.6, 2.0]}).alg.actor
     observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
     with torch.no_grad():
         actor({"policy": observations}, stochastic_output=True)
@@ -54,28 +45,24 @@ def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
 
 def test_a_std_that_the_actor_would_cut_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range of 0.9 to 2: widen it"):
-        from_repolicy(small_policy(hidden=(16, 16)), actor_with({"std_range": [0.9, 2.0]}))
+        from_repolicy(small_policy(), runner(distribution={"std_range": [0.9, 2.0]}).alg.actor)
 
 
 def test_notes_on_a_prior_that_actor_and_algorithm_open_are_printed_once(tmp_path: Path) -> None:
-    config = settings(algorithm=residual(str(checkpoint(tmp_path))))
-    config["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
+    path = str(checkpoint(tmp_path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        OnPolicyRunner(Drift(), config, None, "cpu")
+        runner(algorithm=residual(path), actor=POLICY_ACTOR)
     notes = [str(each.message) for each in caught if "activation" in str(each.message)]
     assert len(notes) == 1
 
 
 def test_an_actor_that_begins_as_a_prior_needs_one() -> None:
-    config = settings(algorithm=residual())
-    config["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
     with pytest.raises(UsageError, match="a PolicyActor begins as the algorithm's prior, and there is none: name it"):
-        OnPolicyRunner(Drift(), config, None, "cpu")
+        runner(algorithm=residual(), actor=POLICY_ACTOR)
 
 
 def test_a_checkpoint_does_not_say_which_wishes_its_environment_paid(tmp_path: Path) -> None:
-    how = settings(algorithm=residual(small_policy())) | {"actor": {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}}
-    OnPolicyRunner(Drift(), how, None, "cpu").save(str(tmp_path / "model_0.pt"))
+    runner(algorithm=residual(small_policy()), actor=POLICY_ACTOR).save(str(tmp_path / "model_0.pt"))
     facts = inspect(tmp_path / "model_0.pt")
     assert (facts["objective"], facts["add-ons"]) == ("unknown", "unknown")

@@ -10,7 +10,7 @@ from runners import checkpoint, collected, residual, runner, small_policy
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
-from runner_envs import ACTIONS, OURS, SIZE, Drift, settings
+from runner_envs import ACTIONS, OURS, SIZE, Drift
 
 from repolicy import load_policy, loading
 from repolicy.errors import FileError, UsageError
@@ -24,7 +24,7 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
         runner(algorithm=residual(small_policy(hidden=(8,))))
     path = checkpoint(tmp_path)
     with pytest.raises(UsageError, match=r"size mismatch for mlp.2.bias: .*\[16\]\) from .*\[2\]"):
-        OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
+        runner(algorithm=residual(str(path)), actor={"hidden_dims": [5]})
 
 
 def test_a_prior_that_was_trained_with_other_settings_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -51,9 +51,8 @@ def test_a_prior_that_was_trained_with_other_settings_is_refused(tmp_path: Path,
 @pytest.mark.parametrize(("kind", "name"), [("Gaussian", "std_range"), ("Beta", "action_range")])
 def test_a_prior_with_another_range_of_its_distribution_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     def made(algorithm: Any = None, **more: Any) -> OnPolicyRunner:
-        how = settings(algorithm=algorithm)
-        how["actor"]["distribution_cfg"] = {"class_name": f"{kind}Distribution"} | more
-        return OnPolicyRunner(Drift(), how, None, "cpu")
+        distribution = {"class_name": f"{kind}Distribution"} | more
+        return runner(algorithm=algorithm, actor={"distribution_cfg": distribution})
 
     path, written = str(tmp_path / "prior.pt"), "actor:\n  activation: tanh\n  distribution_cfg:\n    {}: [0.5, 2.0]\n"
     made(**{name: (0.5, 2.0)}).save(path)
@@ -112,9 +111,9 @@ def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
 
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
     with pytest.raises(UsageError, match=r"clips actions \(clip_actions\), so nothing bounds the std"):
-        runner(algorithm=residual(omega=0.0), clip_actions=1.0)
+        runner(algorithm=residual(omega=0.0), env=Drift(clip_actions=1.0))
     for omega in (0.3, None):  # a prior holds it, also where its weight is measured
-        runner(algorithm=residual(small_policy(), omega), clip_actions=1.0)
+        runner(algorithm=residual(small_policy(), omega), env=Drift(clip_actions=1.0))
 
 
 def test_a_missing_entry_of_extras_is_named() -> None:

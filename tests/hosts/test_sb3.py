@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.sb3 import ResidualPPO, like, to_repolicy
+from repolicy.hosts.sb3 import ResidualPPO, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies import ActionSpace
@@ -110,18 +110,6 @@ def test_what_is_told_of_the_task_is_what_was_paid_also_at_a_time_limit() -> Non
         ours.learn(64)
 
 
-def test_actions_are_scored_as_sampled() -> None:
-    prior = small_policy()
-    ours = residual(prior=prior, policy_kwargs=like(prior) | {"log_std_init": 0.0})
-    with torch.no_grad():
-        ours.policy.log_std.fill_(1.0)
-    before, after = rollout(ours)
-    buffer = ours.rollout_buffer
-    assert np.abs(buffer.actions).max() > 1.0, "beyond the bounds to which the environment's are clipped"
-    log_prior = prior.log_prob(torch.as_tensor(buffer.observations).float(), torch.as_tensor(buffer.actions)).numpy()
-    np.testing.assert_allclose(after, before + 0.3 * log_prior - 0.2 * buffer.log_probs, rtol=1e-5, atol=2e-5)
-
-
 def test_noise_that_depends_on_the_state_is_theirs_and_the_priors() -> None:
     ours = residual(prior=trained(use_sde=True), use_sde=True)
     rollout(ours)
@@ -190,14 +178,6 @@ def test_what_is_named_beside_a_model_s_file_is_taken_or_refused(tmp_path: Path)
     with pytest.raises(UsageError, match="the model's budget moves its weights: with another weight, name kl_budget"):
         ResidualPPO.load(path, envs(), omega=9.0)
     assert ResidualPPO.load(path, envs(), omega=9.0, kl_budget=None).steering.objective.omega == 9.0
-
-
-def test_the_first_ratio_is_one() -> None:
-    ours = residual(prior=small_policy()).learn(64)
-    rollout(ours)
-    batch = next(ours.rollout_buffer.get(16))
-    _, log_prob, _ = ours.policy.evaluate_actions(batch.observations, batch.actions)
-    torch.testing.assert_close((log_prob - batch.old_log_prob).exp(), torch.ones(16), rtol=0, atol=1e-5)
 
 
 # Start, warm-up, budget, files ----------------------------------------------------------------------------------------
@@ -288,16 +268,6 @@ def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: P
     ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
     with pytest.raises(UsageError, match="prior was a PPO, and a Policy is another"):
         ResidualPPO.load(tmp_path / "model.zip", env, prior=small_policy())
-
-
-def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
-    env = envs()
-    before = trained(env)
-    before.save(tmp_path / "theirs.zip")
-    ours = ResidualPPO.load(tmp_path / "theirs.zip", env, prior=before, omega=0.1, alpha=0.1)
-    assert same(weights(ours), weights(before))
-    rollout(ours)
-    assert ours.logger.name_to_value["residual/prior"] != 0.0
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

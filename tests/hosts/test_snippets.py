@@ -29,18 +29,17 @@ def pendulum_prior() -> Policy:
 
 def test_rsl_rls_settings_are_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rsl_rl")
-    from rsl_rl.runners import OnPolicyRunner
-    from runner_envs import Drift, settings
+    from runners import runner
 
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(code("rsl_rl, Isaac Lab and mjlab"), names)
     path = Path(names["algorithm"]["prior"])
     path.parent.mkdir(parents=True)
-    OnPolicyRunner(Drift(), settings(), None, "cpu").save(str(path))
-    runner = OnPolicyRunner(Drift(), settings(algorithm=names["algorithm"]), None, "cpu")
-    runner.learn(1)
-    assert runner.alg.steering.objective.is_set, "all weights were measured"
+    runner().save(str(path))
+    started = runner(algorithm=names["algorithm"])
+    started.learn(1)
+    assert started.alg.steering.objective.is_set, "all weights were measured"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rsl_rl.runners import OnPolicyRunner
 from runner_envs import Drift as RunnerDrift
-from runner_envs import settings
-from runners import collected, residual
+from runners import POLICY_ACTOR, collected, residual, runner
 from sb3_models import Drift, rollout
 from sb3_models import residual as sb3
 from small import small_policy
@@ -75,37 +73,18 @@ def test_stable_baselines3_pays_by_torchs_own_densities(family: str) -> None:
 
 def test_rsl_rl_pays_by_torchs_own_densities() -> None:
     prior = squashed(hidden=(16, 16))
-    how = settings(algorithm=residual(prior), activation="swish")
-    runner = OnPolicyRunner(Tanh(), how, None, "cpu")
-    storage = collected(runner)
+    started = runner(algorithm=residual(prior), env=Tanh(), actor={"activation": "swish"})
+    storage = collected(started)
     observations, actions = storage.observations["policy"], storage.actions
     own = prior(observations)
     log_prob = behind_tanh(own.mean, own.log_std.exp().expand_as(own.mean), actions)
-    paid = runner.alg._task_rewards + (OMEGA - ALPHA) * log_prob  # the actor begins as the prior
+    paid = started.alg._task_rewards + (OMEGA - ALPHA) * log_prob  # the actor begins as the prior
     at_limits = storage.rewards.squeeze(-1) - paid
     cut = at_limits.abs() > 1e-3
     assert int(cut.sum()) < 10  # rsl_rl adds a value where a time limit cut
     torch.testing.assert_close(
         at_limits[~cut].double(), torch.zeros_like(at_limits[~cut]).double(), atol=1e-4, rtol=0.0
     )
-
-
-def test_the_actor_begins_as_the_prior_and_ends_as_a_squashed_policy(tmp_path: Path) -> None:
-    prior = squashed()
-    model = sb3(env=envs(), prior=prior)
-    began = to_repolicy(model)
-    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
-    torch.testing.assert_close(began.log_prob(observations, actions), prior.log_prob(observations, actions))
-    sent = [each.to_environment(actions.numpy()) for each in (began, prior)]
-    np.testing.assert_array_equal(*sent)
-    np.testing.assert_allclose(Squashed(Drift()).action(actions.numpy()), sent[0], rtol=1e-6)
-    model.learn(1)
-    model.save(tmp_path / "model.zip")
-    again = ResidualPPO.load(tmp_path / "model.zip", model.env)
-    assert again.method.squashes
-    assert_densities(to_repolicy(again), to_repolicy(model))
-    with pytest.raises(UsageError, match="wrap it in repolicy.hosts.sb3.Squashed"):
-        again.set_env(DummyVecEnv([Drift] * 4))
 
 
 def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> None:
@@ -126,19 +105,25 @@ def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> No
 @pytest.mark.parametrize(
     ("family", "std"), [("squashed", "softplus"), ("state_squashed", "exp_tanh"), ("state_gaussian", "softplus")]
 )
-def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
+def test_stable_baselines3_begins_as_its_prior_and_ends_as_a_policy_of_its_kind(
     tmp_path: Path, family: str, std: str
 ) -> None:
-    prior = made_of(squashed(family), std)
+    prior, squashes = made_of(squashed(family), std), "squashed" in family
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
-    model = sb3(env=envs() if "squashed" in family else DummyVecEnv([Drift] * 4), prior=prior)
-    assert_densities(to_repolicy(model), prior)
+    model = sb3(env=envs() if squashes else DummyVecEnv([Drift] * 4), prior=prior)
+    began = to_repolicy(model)
+    assert_densities(began, prior)
+    if squashes:
+        sent = prior.to_environment(actions.numpy())
+        np.testing.assert_array_equal(began.to_environment(actions.numpy()), sent)
+        np.testing.assert_allclose(Squashed(Drift()).action(actions.numpy()), sent, rtol=1e-6)
     with torch.no_grad():
         drawn = model.policy.get_distribution(observations).distribution
         torch.testing.assert_close(drawn.stddev, prior(observations).log_std.exp().expand_as(drawn.mean))
     model.learn(1)
     model.save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", model.env)
+    assert again.method.squashes == squashes
     assert_alike(again.policy.state_dict(), model.policy.state_dict())
     assert_densities(to_repolicy(again), to_repolicy(model))
     assert not torch.equal(to_repolicy(model).log_prob(observations, actions), prior.log_prob(observations, actions))
@@ -162,28 +147,28 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, family: str) -> None:
     prior = made_of(squashed(family), "softplus")
     env = Tanh() if prior.family.squashes else RunnerDrift()
-    runner = OnPolicyRunner(env, made_like(prior), None, "cpu")
-    actor, gaussian = runner.alg.get_policy(), as_gaussian(prior)
+    started = runner(algorithm=residual(prior), env=env, actor=POLICY_ACTOR)
+    actor, gaussian = started.alg.get_policy(), as_gaussian(prior)
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
     with torch.no_grad():
         actor({"policy": observations}, stochastic_output=True)
         torch.testing.assert_close(actor.get_output_log_prob(actions), gaussian.log_prob(observations, actions))
-        runner.export_policy_to_jit(str(tmp_path))
+        started.export_policy_to_jit(str(tmp_path))
         graph = torch.jit.load(tmp_path / "policy.pt")
         graph.reset()
         torch.testing.assert_close(graph(observations), prior(observations).mode())
-    runner.learn(1)
+    started.learn(1)
     moved = actor.to_repolicy()
     assert moved.spec.family == prior.spec.family
     assert not torch.equal(moved.log_prob(observations, actions), prior.log_prob(observations, actions))
     with torch.no_grad():
         torch.testing.assert_close(moved(observations).mode(), actor({"policy": observations}))
-    runner.save(str(tmp_path / "model.pt"))
-    again = OnPolicyRunner(env, made_like(prior), None, "cpu")
+    started.save(str(tmp_path / "model.pt"))
+    again = runner(algorithm=residual(prior), seed=1, env=env, actor=POLICY_ACTOR)
     again.load(str(tmp_path / "model.pt"))
     assert_alike(again.alg.get_policy().state_dict(), actor.state_dict())
     assert_whole(tmp_path / "model.pt", moved, prior)
-    begun = OnPolicyRunner(env, made_like(str(tmp_path / "model.pt")), None, "cpu").alg
+    begun = runner(algorithm=residual(str(tmp_path / "model.pt")), env=env, actor=POLICY_ACTOR).alg
     torch.testing.assert_close(begun.prior.prior.log_prob(observations, actions), moved.log_prob(observations, actions))
     assert_alike(begun.get_policy().state_dict(), actor.state_dict())
 
@@ -206,18 +191,13 @@ def assert_whole(checkpoint: Path, policy: Policy, prior: Policy) -> None:
             read_policy(changed)
 
 
-def made_like(prior: Any) -> dict[str, Any]:
-    how = settings(algorithm=residual(prior))
-    how["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
-    return how
-
-
 def test_environments_that_take_actions_as_they_are_are_refused() -> None:
     with pytest.raises(UsageError, match=r"pass through tanh, and the environment's do not; wrap it in .*Squashed"):
         sb3(env=DummyVecEnv([Drift] * 4), prior=squashed())
-    how = settings(algorithm=residual(squashed(hidden=(16, 16))), activation="swish")
+    with pytest.raises(UsageError, match=r"wrap it in repolicy.hosts.sb3.Squashed"):
+        sb3(env=envs(), prior=squashed()).set_env(DummyVecEnv([Drift] * 4))
     with pytest.raises(UsageError, match=r"apply it in the environment's step, and give that .* squashes = True"):
-        OnPolicyRunner(RunnerDrift(), how, None, "cpu")
+        runner(algorithm=residual(squashed(hidden=(16, 16))), actor={"activation": "swish"})
 
 
 def assert_densities(found: Policy, expected: Policy) -> None:

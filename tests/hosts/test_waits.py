@@ -121,8 +121,8 @@ def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str,
     """On `meta` there are shapes alone, and a tensor of another device is an error."""
     prior, network = named(PRIORS[kind](), tmp_path)
     asked = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
-    config = settings(network, asked | {"alpha": 0.2, "limits": ["addon>=-1"]})
-    config["actor"] |= {"class_name": actor} if network == "mlp" else {}
+    actor_class = {"class_name": actor} if network == "mlp" else {}
+    config = settings(network, asked | {"alpha": 0.2, "limits": ["addon>=-1"]}, actor_class)
     env = Drift()
     started = OnPolicyRunner(env, config, None, "meta").alg
     if prior is not None:

@@ -80,18 +80,6 @@ class Bounded(gymnasium.Env[Any, Any]):
         return seen, 0.0, False, bool(self.np_random.random() < 0.1), {"addon_reward": float(action[0])}
 
 
-class Double(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """The same in double precision, as a column."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        size = env.observation_space.shape[0]
-        self.observation_space = spaces.Box(-1.0, 1.0, (size, 1), np.float64)
-
-    def observation(self, observation: Any) -> Any:
-        return observation.astype(np.float64)[:, None]
-
-
 class Picture(gymnasium.ObservationWrapper[Any, Any, Any]):
     """The same as an image, whose lighter corner tells the state."""
 

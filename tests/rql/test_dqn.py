@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_problems import Double, Picture, Table, Walk, WithoutReward, wild_prior
+from known_problems import Picture, Table, Walk, WithoutReward, wild_prior
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, RepolicyError, UsageError
@@ -161,12 +161,6 @@ def test_the_prior_does_not_move() -> None:
     assert all(parameter.requires_grad for parameter in prior.parameters())  # the caller's own is left alone
     trained = {id(parameter) for group in model.policy.optimizer.param_groups for parameter in group["params"]}
     assert trained == {id(parameter) for parameter in model.q_net.parameters()}
-
-
-def test_observations_of_any_shape_and_precision() -> None:
-    model = ResidualDQN(Double(Walk()), RESIDUAL, wild_prior(), Settings(warmup=20, hidden=(8, 8)))
-    model.learn(40)
-    assert model.as_policy().spec.observation_size == 3
 
 
 def test_an_image_is_seen_as_any_other_observation() -> None:
