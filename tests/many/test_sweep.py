@@ -18,7 +18,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.files import write_json
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
+from repolicy.many.sweep_folder import sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, knee
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
@@ -238,20 +238,13 @@ def test_a_missing_ray_is_told_before_the_add_on_is_tried(
         refused(prior, tmp_path / "out", on_ray=True)
 
 
-def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["settings.json", "prior.safetensors", "report.html"])
+def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "settings.json").write_text("mine")
-    with pytest.raises(UsageError, match="settings.json is there already, and of no sweep"):
+    (tmp_path / "mine" / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} is there already, and of no sweep"):
         refused(prior, tmp_path / "mine")
-    assert (tmp_path / "mine" / "settings.json").read_text() == "mine"
-
-
-def test_a_sweep_that_was_killed_while_it_began_can_be_begun_again(tmp_path: Path) -> None:
-    folder, request = SweepFolder(tmp_path), {"settings": {}}
-    folder.prior.write_bytes(b"prior")  # the first file that `claim` writes
-    with pytest.raises(UsageError, match=r"prior.safetensors is there already, and of no sweep"):
-        folder.claim(request, [0.1], b"another", 2)
-    assert folder.claim(request, [0.1], b"prior", 2) == [0.1]
+    assert (tmp_path / "mine" / name).read_text() == "mine"
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], str | None]) -> list[int]:

@@ -26,16 +26,21 @@ def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) 
     return -abs(actions[..., 0])
 
 
+def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
+    """A policy that acts otherwise at each position of its dials."""
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = ConditionedPolicy.from_prior(prior, dials)
+    made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
+    return SavedPolicy(made, prior, card)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = ConditionedPolicy.from_prior(prior, [Dial("omega", 0.01, 1.0)])
-    made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
     request["objective"] = {"task": "addon", "omega": [0.01, 1.0], "alpha": 0.1}
-    path = tmp_path / "policy.safetensors"
-    save_policy(path, made, {"request": request, "evaluation": {"task": 1.0}}, prior)
-    return path
+    made = dialed([Dial("omega", 0.01, 1.0)], {"request": request, "evaluation": {"task": 1.0}})
+    save_policy(tmp_path / "policy.safetensors", made.policy, made.card, made.prior)
+    return tmp_path / "policy.safetensors"
 
 
 def test_what_is_no_position_of_a_dial_is_not_written_over(
@@ -103,10 +108,8 @@ def reported(
     folder: Path, dials: list[Dial], request: dict[str, Any], patch: pytest.MonkeyPatch, *words: str
 ) -> tuple[dict[str, Any], str]:
     """What the command prints as JSON, and its page."""
-    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = ConditionedPolicy.from_prior(prior, dials)
-    made.network.film.data.normal_(0.0, 0.5)
-    save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
+    made = dialed(dials, {"request": {"env": "InvertedPendulum-v4"} | request})
+    save_policy(folder / "policy.safetensors", made.policy, made.card, made.prior)
     patch.setattr(pages, "films_for_page", lambda shots, say: ([b"a film"] * len(shots), ""))
     asked = [str(folder / "policy.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
     cli.main(["dial", *asked])
@@ -153,9 +156,8 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
 
 @pytest.mark.parametrize("others", [[], [QUIETLY]])
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
-    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = ConditionedPolicy.from_prior(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
-    turning = positions.DialedPolicy(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
+    made = dialed([Dial("fast", 1e6, 1e6 + 10, "linear"), *others], {})
+    turning = positions.DialedPolicy(Path("policy.safetensors"), made)
     for each in (turning.command, lambda position: turning.default_file(position, "at")):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)
     assert "1000003.0" in turning.command(

@@ -143,14 +143,12 @@ def test_the_command_refuses_in_one_sentence(
     assert said in refused(capsys, 2, "render", policy, *words)
 
 
-def test_an_environment_that_lacks_a_package_says_which_one_would_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_film_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.safetensors"
     save_policy(path, Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), {})
     monkeypatch.setitem(sys.modules, "pygame", None)
     monkeypatch.setattr(names, "envpool_names", lambda: pytest.fail("a film of Gymnasium's needs no EnvPool"))
-    with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
+    with pytest.raises(UsageError, match="cannot be filmed: DependencyNotInstalled: pygame is not installed, run `pip"):
         filming.render_pictures(Shot(str(path), "CartPole-v1", seconds=0.4))
 
 

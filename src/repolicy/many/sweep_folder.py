@@ -91,8 +91,7 @@ class SweepFolder:
                 raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
             content["omegas"] = omegas
         else:
-            is_ours = self.prior.exists() and read_bytes(self.prior) == prior  # a sweep was killed before sweep.json
-            for file in (self.settings, self.path / "report.html", *(() if is_ours else (self.prior,))):
+            for file in (self.settings, self.path / "report.html", self.prior):
                 if file.exists():
                     raise UsageError(f"{file} is there already, and of no sweep; choose another --out")
             write_bytes(self.prior, prior)

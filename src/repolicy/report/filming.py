@@ -191,14 +191,7 @@ def _make_env(make: Any, shot: Shot) -> Any:
         if find_spec("mujoco"):
             with _errors_mean_no_renderer():
                 import mujoco  # noqa: F401  # it fails without its graphics library
-        raise UsageError(_error_sentence(shot, error)) from error
-
-
-def _error_sentence(shot: Shot, error: Exception) -> str:
-    """Return why it cannot be filmed; if a package is missing, the command that installs it."""
-    if "pygame" in str(error):
-        return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
-    return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
 
 
 def use_tracking_camera(task: Any) -> bool:
@@ -236,7 +229,7 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
             raise _NoRendererError from error
         if isinstance(error, NotImplementedError):
             raise UsageError(f"environment {shot.env!r} cannot be filmed: it has no render()") from error
-        raise UsageError(_error_sentence(shot, error)) from error
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")

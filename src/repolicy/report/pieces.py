@@ -72,8 +72,7 @@ def film_caption(agent: str, evaluation: Evaluation) -> str:
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
     parts = [f"{columns[name].title} {format_number(columns[name].mean)}" for name in wanted if name in columns]
-    mean = ": on average " if evaluation.deterministic else "; sampled, on average "
-    return f"{agent}, mean action{mean if parts else ''}{', '.join(parts)}"
+    return f"{agent}, mean action{':' if evaluation.deterministic else '; sampled,'} on average {', '.join(parts)}"
 
 
 def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
