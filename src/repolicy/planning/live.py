@@ -75,8 +75,7 @@ class LiveSession:
         self._env: Any = with_robot(planner.env)
         self._space = action_space(self._env.action_space, planner.env)
         self._observation, _ = self._env.reset(seed=planner.search.seed)
-        self.each = [self._env]  # a model that simulates in copies copies these
-        planner.watch(self)
+        planner.watch(self._env)
         self._begin()
         self._means = dict[str, float]()
         # The wish is shown with its first weights, so that values before and after a change can be compared.
