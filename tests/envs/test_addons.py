@@ -155,10 +155,9 @@ def test_joints_are_where_gymnasium_says() -> None:
         ("hind_leg(joint=knee)", "no joint 'knee'; choose from bthigh, "),
         ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
         ("height=much", "'much' is not a weight; write NAME=0.5"),
-        (tiny("not_callable"), "is not a function"),
         (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
-        ("hind_leg(bshin)", "write NAME.OPTION=VALUE."),
-        ("hind_leg(joint=bshin", r"'hind_leg\(joint=bshin' is not of the form NAME\(OPTION=VALUE\)=WEIGHT"),
+        ("hind_leg(bshin)", "'hind_leg' has no option 'bshin'; it has joint"),
+        ("hind_leg(joint=bshin", "'bshin' is not a weight; write NAME=0.5"),
     ],
 )
 def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:

@@ -175,8 +175,6 @@ def test_choices_have_no_rate_and_a_planner_no_past() -> None:
         choosing.step(1)
     with pytest.raises(UsageError, match="add-on 'jerk' has a past, and a planner's"):
         plan("halfcheetah", ("hind_leg", "jerk"))
-    with pytest.raises(UsageError, match="needs the steps in their order"):
-        combine_addons(["jerk"]).reward(collected([2])[0].transitions._replace(past=None))
     with pytest.raises(UsageError, match="no number of 1 or more"):
         combine_addons(["symmetry(steps=0)"])
 

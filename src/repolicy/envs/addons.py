@@ -121,12 +121,11 @@ def _call_function(name: str, function: Function | StatefulAddon, rows: Transiti
     with in_one_sentence(f"{name} failed", UsageError):
         copies = rows.map(np.copy)  # the function may change its arguments in place
         try:
-            if not isinstance(function, StatefulAddon):
-                returned: Any = function(*copies[:4])
-            elif past is None:
-                raise UsageError("an add-on that has a past needs the steps in their order, which is not known here")
+            if isinstance(function, StatefulAddon):
+                assert past is not None, "an add-on that has a past needs the steps in their order"
+                returned: Any = past.rewards(function, copies)
             else:
-                returned = past.rewards(function, copies)
+                returned = function(*copies[:4])
             if returned is None:
                 raise UsageError(f"{name} returned None: it has no `return`, or one without a value")
             rewards = np.asarray(returned, np.float64)
@@ -188,10 +187,6 @@ def combine_addons(requests: Sequence[str]) -> Addon:
 def load_term(request: str) -> AddonTerm:
     """Return the term of one request; a user's own code is imported here."""
     addon, weight_text = split_weight(request)
-    _, colon, name = addon.rpartition(":")
-    bare, bracket, options = name.partition("(")
-    if not (colon or is_wish_file(addon)) and ("=" in bare or (bracket and not options.endswith(")"))):
-        raise UsageError(f"add-on {request!r} is not of the form NAME(OPTION=VALUE)=WEIGHT")
     if ".." in weight_text:
         raise UsageError(
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
@@ -202,8 +197,6 @@ def load_term(request: str) -> AddonTerm:
         return AddonTerm(addon, open_wish(addon), weight)
     if own := import_target(request):
         function = load_object(own, "add-on")
-        if not callable(function):
-            raise UsageError(f"add-on {own!r} is not a function")
         if inspect.isclass(function):
             return AddonTerm(own, StatefulAddon(function), weight)
         reported = getattr(function, "metric", None)
@@ -211,22 +204,21 @@ def load_term(request: str) -> AddonTerm:
             return AddonTerm(own, function, weight)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
         return AddonTerm(own, function, weight, Metric(title, reported, lambda values: values))
-    if bare not in REGISTERED:
-        problem = f"there is no add-on {bare!r}{suggest(bare, REGISTERED)}"
+    name, _, options = addon.partition("(")
+    if name not in REGISTERED:
+        problem = f"there is no add-on {name!r}{suggest(name, REGISTERED)}"
         raise UsageError(f"{problem}; name your own as module:function or file.py:function")
-    entry = REGISTERED[bare]
-    function = _configured(bare, entry, options.removesuffix(")"))
-    return AddonTerm(name, function, weight, Metric(entry.metric, function, entry.measure))
+    entry = REGISTERED[name]
+    function = _configured(name, entry, options.removesuffix(")"))
+    return AddonTerm(addon, function, weight, Metric(entry.metric, function, entry.measure))
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:
     """Make an add-on that ships with options such as `joint=bshin`."""
-    parts = [part.strip() for part in options.split(",") if part.strip()]
-    if not all("=" in part for part in parts):
-        raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")
-    values = dict(part.split("=", 1) for part in parts)
-    known_options = inspect.signature(entry.make).parameters
-    for key in values:
+    known_options, values = inspect.signature(entry.make).parameters, dict[str, str]()
+    for part in options.split(",") if options else ():
+        key, _, value = part.strip().partition("=")
         if key not in known_options:
             raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known_options) or 'none'}")
+        values[key] = value
     return entry.make(**values)

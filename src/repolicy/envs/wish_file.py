@@ -51,10 +51,7 @@ class Features:
                 f"features {reference!r} are none: name entries such as next[2], action^2 or observation[0:3], with "
                 "commas between them, or file.py:function"
             )
-        function = load_object(reference, "features")
-        if not callable(function):
-            raise UsageError(f"features {reference!r} are not a function")
-        return cls(reference, function)
+        return cls(reference, load_object(reference, "features"))
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         if self.function is None:
