@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import campaign
-from experiments.ledger import current_command, current_commit
+from experiments.ledger import Ledger
 
 TIMES = ("seconds", "steps_per_second", "share_physics", "share_policy", "share_update")
 PATIENCE = 60.0  # seconds that a process has to end, whatever was sent
@@ -115,9 +115,7 @@ def main(options: campaign.Options) -> None:
             differing += [name for name in wanted | now if wanted.get(name) != now.get(name)]
             ends["finished"] += 1
             shutil.rmtree(stopped)
-    row = {"command": current_command(), "ends": dict(ends), "differing": differing, "commit": current_commit()}
-    options.out.parent.mkdir(exist_ok=True)
-    with options.out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    row = {"ends": dict(ends), "differing": differing}
+    Ledger(options.out).add(row)
     print(json.dumps(row, indent=2))
     sys.exit(1 if differing or any("not" in end for end in ends) else 0)
