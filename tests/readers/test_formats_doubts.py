@@ -15,7 +15,7 @@ from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, me
 from gymnasium import spaces
 from made_checkpoints import Agent, Around, Seen, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
 from made_graphs import graph, node, onnx, script, stacked
-from made_sb3 import Still, contrib, made, sb3
+from made_sb3 import contrib, made, sb3
 from torch import nn
 
 from repolicy.cli.inspection import inspect
@@ -73,7 +73,6 @@ def test_a_librarys_own_classes_are_known(tmp_path: Path) -> None:
     flat = sb3.common.torch_layers.FlattenExtractor
     _, path = made(contrib("TRPO"), tmp_path, policy_kwargs={"features_extractor_class": flat})
     assert describe(path).kind == "TRPO"
-    assert Still().observation_space.shape == (describe(path).actor.width,)
 
 
 def test_masks_that_a_copy_does_not_apply_are_told(tmp_path: Path) -> None:
