@@ -11,7 +11,7 @@ from tiny_envs import tiny
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import train
 from repolicy.objective import full
-from repolicy.prepare.session import claim_folder
+from repolicy.prepare.claiming import claim_folder
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

@@ -19,7 +19,7 @@ from repolicy.learning.terms import dial_warnings
 from repolicy.learning.worker import Worker
 from repolicy.policies import add_to_card
 from repolicy.prepare.beginning import Start
-from repolicy.prepare.session import claim_folder
+from repolicy.prepare.claiming import claim_folder
 from repolicy.prepare.worth import measure_worth
 from repolicy.priors import ScoringPrior, prior_from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place

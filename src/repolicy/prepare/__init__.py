@@ -2,6 +2,6 @@
 
 # The door: other rooms may import these files, and no others of this folder.
 __all__ = [
-    "beginning", "checks", "decision", "defaults", "diagnosis", "flows", "generative", "imitation", "session",
-    "spending", "states", "weights", "worth",
+    "beginning", "checks", "claiming", "decision", "defaults", "diagnosis", "flows", "generative", "imitation",
+    "session", "spending", "states", "weights", "worth",
 ]  # fmt: skip

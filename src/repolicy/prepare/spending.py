@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from repolicy.envs import EPISODE_CAP, probe_env
 from repolicy.prepare import states, weights
-from repolicy.prepare.session import FINGERPRINT_STEPS
+from repolicy.prepare.claiming import FINGERPRINT_STEPS
 from repolicy.runs import Request
 
 ENVS_PER_PROBE = 8  # training environments for each environment that measures the mean action, for limits and keep

@@ -1,0 +1,72 @@
+"""Claim a run's folder, and see by trial steps whether environment and add-ons are what they were when it began."""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from repolicy.envs import addon_names, combine_addons, probe_env
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies import make_policy
+from repolicy.policies.storage import read, write
+from repolicy.prepare.beginning import Start
+from repolicy.prepare.weights import collect_trial
+from repolicy.priors import read_policy
+from repolicy.runs import Request, RunFolder, spec_for, versions
+
+FINGERPRINT_STEPS = 32  # trial steps of each environment, compared when a run is resumed
+FINGERPRINT_TOLERANCE = 1e-3  # share of a number's largest value; processors round differently, and robots amplify it
+
+
+def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
+    """Claim the folder for a run and return messages for the user.
+
+    Raises where an environment or an add-on gives other numbers than when the run began, although it is reproducible
+    and the versions are the same. Then its source, or something that it imports, has changed.
+    """
+    prior, init = (None, None) if start is None else (start.content, start.init)
+    notes = folder.begin(request, versions(), resume, prior, init)
+    numbers = _trial_numbers(request, folder)
+    if not folder.trial.exists():
+        write(folder.trial, "trial", numbers, {})
+        return notes
+    stored_numbers, _ = read(folder.trial, "trial")
+    changed = _first_difference(stored_numbers, numbers)
+    if changed is None:
+        return notes
+    sentence = f"{changed} is not what it was when the run in {folder.path} began: the same trial steps differ"
+    if _first_difference(numbers, _trial_numbers(request, folder)) is not None:
+        return [*notes, f"{sentence}, and they do not repeat themselves: no run of it ends in the same bits"]
+    if any("other versions" in note for note in notes):
+        return [*notes, sentence]
+    raise UsageError(f"{sentence}; put its source back, or begin a run of its own in another --out")
+
+
+def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
+    """Return the numbers of environment and add-ons in trial steps, up to the first error."""
+    settings, numbers = request.settings, dict[str, Tensor]()
+    with contextlib.suppress(RepolicyError):
+        if request.prior:
+            agent = read_policy(folder.prior).policy
+        else:
+            agent = make_policy(spec_for(probe_env(request.env, settings.backend), settings), settings.seed)
+        rollout = collect_trial(agent, request.env, settings, FINGERPRINT_STEPS)
+        numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
+        if request.objective.reads_basic:
+            numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
+        for name in addon_names.with_weights(request.addons):
+            reward = combine_addons([name]).reward(rollout.transitions)
+            numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
+    return numbers
+
+
+def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> str | None:
+    """Return the name of the first entry whose numbers `[T, N, ...]` differ; add-ons come after the environment."""
+    for name in sorted(stored, key=lambda name: (name.startswith("add-on"), name)):
+        before, after = stored[name], current.get(name)
+        if after is None or after.shape != before.shape:
+            return name
+        scale = before.nan_to_num().abs().amax((0, 1))  # of each number; where it is 0, what stays 0 is 0 / 0
+        if not torch.allclose(after / scale, before / scale, rtol=0.0, atol=FINGERPRINT_TOLERANCE, equal_nan=True):
+            return name
+    return None
