@@ -114,6 +114,7 @@ def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy
         return new_tokens(model, tokenizer, ids, attention, toy.length, **SAMPLING)
 
     plain = written()
+    model.generation_config.top_k = 1
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.no_repeat_ngram_size = 1
     model.generation_config.num_beams = 3
@@ -134,12 +135,8 @@ def test_a_token_that_one_model_cannot_write() -> None:
         ((("a", residual(0.1, 0.1)),), "'a' is the name of an adapter"),
         ((("a", residual(0.1, 0.1)), ("b", residual(0.1, 0.2))), "omega must differ"),
         ((("a", residual(0.1, 0.0)),), "alpha is 0"),
-        ((("a", residual(0.1)),), "the dial sets no weight by itself: name omega and alpha"),
-        ((("a", residual("auto", 0.2)),), "the dial sets no weight by itself"),
-        ((("a", residual((0.1, 0.3), 0.2)),), "omega is a range, and the dial takes one number"),
         ((("a", residual(0.1, 0.2, states=0.5)),), "states is 0.5, and the dial knows no price"),
         ((("a", soft(0.2)),), "objectives with a prior"),
-        ((("a", residual(0.1, 0.1)), ("b", residual(0.2, 0.2)), ("c", residual(0.3, 0.2))), "with one or two"),
     ],
 )
 def test_refused(tuned: Any, words: str) -> None:
@@ -147,10 +144,9 @@ def test_refused(tuned: Any, words: str) -> None:
         dial(None, *tuned, omega=0.1)
 
 
-@pytest.mark.parametrize("omega", ["auto", None, (0.1, 0.3)])
-def test_the_dial_is_turned_to_a_number(omega: Any) -> None:
-    with pytest.raises(UsageError, match="the dial (sets no weight by itself|takes one number)"):
-        dial(None, ("a", residual(0.1, 0.2)), omega=omega)
+def test_the_dial_is_turned_to_a_number() -> None:
+    with pytest.raises(UsageError, match="the dial sets no weight by itself: name omega and alpha"):
+        dial(None, ("a", residual(0.1, 0.2)), omega="auto")
 
 
 def test_an_adapter_that_is_not_there_is_named(prior: Path) -> None:

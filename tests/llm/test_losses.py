@@ -39,41 +39,6 @@ class TestLabels:
         logits = [0.2 * -1 + 0.3 * 2 + 0.1, 0.2 * -4 + 0.3 * 5 + 0.1]
         assert loss.tolist() == pytest.approx([softplus(-logits[0]), softplus(logits[1])], rel=1e-12)
 
-    def test_only_an_offset_reaches_the_optimum(self) -> None:
-        """Tabular: the optimum of the loss is the closed-form policy with a learned offset, and not without."""
-        generator = torch.Generator().manual_seed(3)
-        objective = residual(0.1, 0.2)
-        log_prior = torch.randn(12, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
-        addon = torch.randn(12, generator=generator, dtype=torch.float64)
-        best = ((addon + 0.1 * log_prior) / 0.2).log_softmax(-1)
-        good = addon.sigmoid()
-
-        def distance(learn_offset: bool) -> float:
-            logits = torch.zeros(12, dtype=torch.float64, requires_grad=True)
-            offset = torch.zeros((), dtype=torch.float64, requires_grad=learn_offset)
-            optimizer = torch.optim.LBFGS(
-                [logits, offset][: 1 + learn_offset], max_iter=500, line_search_fn="strong_wolfe"
-            )
-
-            def closure() -> torch.Tensor:
-                optimizer.zero_grad()
-                policy = logits.log_softmax(-1)
-                of = [
-                    losses.cross_entropy_dpo_loss(objective, policy, log_prior, good.new_full((12,), label), offset)
-                    for label in (1, 0)
-                ]
-                loss = (log_prior.exp() * (good * of[0] + (1 - good) * of[1])).sum()
-                loss.backward()
-                return loss
-
-            for _ in range(5):
-                optimizer.step(closure)
-            policy = logits.detach().log_softmax(-1)
-            return float((policy.exp() * (policy - best)).sum())
-
-        assert distance(learn_offset=True) < 1e-5
-        assert distance(learn_offset=False) > 0.05
-
 
 class TestQAdapter:
     OBJECTIVE = residual(0.3, 0.5)

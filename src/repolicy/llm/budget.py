@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from repolicy.errors import UsageError, check_counts
-from repolicy.llm.identity import Remembered, require_settings
 from repolicy.llm.mixing import SAMPLING, ModelView
+from repolicy.llm.mixins import Remembered
 from repolicy.llm.models import new_tokens, prompt_tensors
+from repolicy.llm.requirements import require_settings
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo_settings
 from repolicy.objective import Objective
 

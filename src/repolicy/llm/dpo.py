@@ -18,8 +18,9 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
-from repolicy.llm.identity import NO_REFERENCE_SYNC, PreferenceSettings, ReferenceMixin, column_names_of, require_labels
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
+from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
+from repolicy.llm.requirements import NO_REFERENCE_SYNC, column_names_of, list_datasets, require_labels
 
 MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
 # The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
@@ -151,9 +152,10 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
 
     def check_rows(self, dataset: Any) -> None:
         """Raise if the rows are neither labelled responses nor pairs; TRL converts pairs to labelled responses."""
-        if isinstance(dataset, dict) or not {"chosen", "rejected"} <= {*column_names_of(dataset)}:
-            super().check_rows(dataset)
-            require_labels(dataset)
+        for part in list_datasets(dataset):
+            if not {"chosen", "rejected"} <= {*column_names_of(part)}:
+                super().check_rows(part)
+                require_labels(part)
 
     @property
     def offset(self) -> float:

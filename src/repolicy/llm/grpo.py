@@ -20,17 +20,10 @@ from trl.trainer.utils import is_async_callable
 
 from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.llm.budget import check_budget, move_omega, prior_mean_log_prob
-from repolicy.llm.identity import (
-    NO_REFERENCE_SYNC,
-    ObjectiveMixin,
-    ObjectiveSettings,
-    require_enough_prompts,
-    require_first_tokens,
-    require_saved_path,
-    require_settings,
-)
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
 from repolicy.llm.mixing import SAMPLING, ModelView, add_position_ids, use_prior
+from repolicy.llm.mixins import ObjectiveMixin, ObjectiveSettings
+from repolicy.llm.requirements import NO_REFERENCE_SYNC, require_enough_prompts, require_saved_path, require_settings
 from repolicy.objective import Objective
 
 SAMPLING_REASON = "log-probabilities must be those that were sampled from"
@@ -122,7 +115,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
             check_counts(budget_samples=args.budget_samples)
-        self.check_datasets(train_dataset, others.get("eval_dataset"))
+        self.check_rows(train_dataset)
+        self.check_rows(others.get("eval_dataset"))
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
         args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference only if beta is not 0 ...
@@ -135,8 +129,6 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         for network in filter(None, (self.model, self.ref_model)):
             add_position_ids(self.accelerator.unwrap_model(network))
         check_sampling(self)
-        for dataset in (train_dataset, others.get("eval_dataset")):
-            require_first_tokens(dataset, self._tokenizer)
         require_enough_prompts(train_dataset, args)
         self.record_identity(reference_given=False)
 

@@ -20,7 +20,7 @@ from transformers import LogitsProcessor
 from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import require_no_adapter_inside, require_positive_alpha
+from repolicy.llm.requirements import require_no_adapter_inside, require_positive_alpha
 from repolicy.objective import Objective, residual
 from repolicy.objective_names import check_supported
 

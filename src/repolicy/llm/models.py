@@ -17,9 +17,9 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
+from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
 from repolicy.files import read_json
-from repolicy.llm.identity import IDENTITY, check_sampling_counts, checksum, require_same_vocabulary
+from repolicy.llm.identity import IDENTITY, checksum, require_same_vocabulary
 from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
@@ -173,6 +173,13 @@ def generate(
     responses = new_tokens(generator, tokenizer, ids, attention, tokens)
     texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
     return [{"prompt": prompt, "text": text} for prompt, text in zip(repeated, texts, strict=True)]
+
+
+def check_sampling_counts(seed: int, **counts: int) -> None:
+    """Raise if a count is below 1, or if the seed is not between 0 and 2³¹ − 1."""
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
+    check_counts(**counts)
 
 
 def prompt_tensors(

@@ -19,9 +19,10 @@ from transformers import LogitsProcessor
 from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import PreferenceSettings, ReferenceMixin, require_positive_alpha
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import ModelView
+from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
+from repolicy.llm.requirements import require_positive_alpha
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported
 

@@ -1,0 +1,238 @@
+"""What all trainers share. Each derives from `ObjectiveMixin`, and its settings from `ObjectiveSettings`.
+
+A checkpoint stores the objective and the prior's checksum. A run with another objective or prior cannot resume it.
+"""
+
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from repolicy.errors import UsageError
+from repolicy.files import write_json
+from repolicy.llm.identity import (
+    IDENTITY,
+    checksum,
+    is_ref_adapter_unused,
+    require_same_vocabulary,
+    require_same_weights,
+)
+from repolicy.llm.requirements import (
+    column_names_of,
+    list_datasets,
+    require_no_adapter_inside,
+    require_positive_alpha,
+    require_prior_when_off,
+    require_saved_path,
+    require_settings,
+)
+from repolicy.objective import Objective
+from repolicy.objective_names import check_supported, resolve_objective
+
+
+@dataclass
+class ObjectiveSettings:
+    """Settings that all trainers have.
+
+    omega: weight of the prior's log-probability; ω′ in the paper.
+    alpha: weight of the policy's own −log-probability; α̂ in the paper.
+
+    Without a GPU, `use_cpu` is on, and `bf16` is off unless it is set.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+
+    def __post_init__(self) -> None:
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # otherwise every process of torchrun would have rank 0
+            self.bf16 = bool(getattr(self, "bf16", False))
+        super().__post_init__()  # type: ignore[misc]  # TRL's
+
+
+@dataclass
+class PreferenceSettings(ObjectiveSettings):
+    """Settings of the trainers whose TRL parent has `beta`, which omega and alpha replace."""
+
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
+
+
+class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """State that checkpoints store: `fixed` must be equal in a resumed run, `values` are restored.
+
+    It is a callback because transformers saves callbacks with the trainer's state, under the name of the class.
+    transformers restores them only on request, and then as new objects, so `resume` reads the state itself.
+    """
+
+    def __init__(self, fixed: dict[str, Any] | None = None, values: dict[str, float] | None = None) -> None:
+        self.fixed, self.values = fixed or {}, values or {}
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
+
+    def resume(self, state: Any) -> None:
+        """Restore the values from a trainer's state; raise if its fixed entries differ from those of this run."""
+        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if not isinstance(saved, dict):
+            return
+        for name, current in self.fixed.items():
+            stored = saved["args"]["fixed"].get(name)
+            if stored != current:
+                remedy = "resume it with the same objective and prior, or start a new run in another folder"
+                difference = f"was trained with {name} {stored}, and this run has {current}"
+                raise UsageError(f"the checkpoint {difference}; {remedy}")
+        self.values.update(saved["args"]["values"])
+
+
+class ObjectiveMixin:
+    """Adds the objective and the prior's identity to a TRL trainer; comes before it in the list of bases."""
+
+    SETTINGS_CLASS: type[Any]
+    FIXED_SETTINGS: tuple[str, ...] = ()  # settings that a resumed run must have unchanged, besides the objective
+    REQUIRED_COLUMNS: tuple[str, ...]  # of a dataset
+    objective: Objective
+    identity: dict[str, Any]  # content of the file `IDENTITY`
+    memory: Remembered
+    model: Any
+    ref_model: Any
+    args: Any
+
+    def resolve_settings(self, objective: Objective | None, args: Any) -> Any:
+        """Set the objective from the argument or from `args`; return a copy of the settings with its weights."""
+        if args is not None and not isinstance(args, self.SETTINGS_CLASS):
+            raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS_CLASS.__name__}")
+        args = self.SETTINGS_CLASS() if args is None else copy(args)
+        objective = resolve_objective(objective, args.omega, args.alpha)
+        if objective.reads_basic:
+            raise UsageError(f"an objective on {objective.task!r} reads a basic reward, and a language model has none")
+        self.objective = check_supported(objective, "a language model's trainer")
+        args.omega, args.alpha = self.objective.omega, self.objective.alpha
+        return args
+
+    def check_rows(self, dataset: Any) -> None:
+        """Raise if a dataset lacks a required column."""
+        for part in list_datasets(dataset):
+            columns = column_names_of(part)
+            missing = [column for column in self.REQUIRED_COLUMNS if column not in columns]
+            if missing:
+                raise UsageError(f"the dataset has no column {', '.join(missing)}; its columns are {columns}")
+
+    def record_identity(self, reference_given: bool) -> None:
+        """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
+        require_no_adapter_inside(self.model)
+        is_sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
+        if self.ref_model is not None and not reference_given and not is_sharded:
+            require_same_weights(self.model, self.ref_model)
+        if self.ref_model is not None:
+            require_same_vocabulary(self.ref_model.config, self.model.config, "the model")
+        if self.ref_model is None and isinstance(self.model, PeftModel):
+            require_prior_when_off(self.model)
+            if not getattr(self.args, "precompute_ref_log_probs", False):
+                require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
+        prior, reads_prior = self.ref_model or self.model, self.objective.reads_prior
+        prior_name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
+        if "ref" in getattr(prior, "peft_config", {}) and not is_ref_adapter_unused(prior):
+            prior_name += " with the adapter that training went on from"
+        self.identity = {
+            "omega": self.objective.omega,
+            "alpha": self.objective.alpha,
+            "prior": prior_name if reads_prior else None,
+            "prior_checksum": checksum(prior) if reads_prior and not is_sharded else None,
+            "method": type(self).__name__,
+        }
+        fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
+        self.memory = Remembered(fixed | {name: getattr(self.args, name) for name in self.FIXED_SETTINGS})
+        self.add_callback(self.memory)  # type: ignore[attr-defined]  # of transformers
+        self.add_callback(_Resume(self))  # type: ignore[attr-defined]
+
+    @property
+    def metrics(self) -> Any:
+        """Lists of numbers by name, whose means TRL logs."""
+        return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # of TRL
+
+    @property
+    def trained_omega(self) -> float:
+        """The omega for which the present weights were trained."""
+        return self.objective.omega
+
+    def before_first_step(self) -> None:
+        """Run checks that need the loaded model and data. A subclass may override it; the default does nothing."""
+
+    def dry_run(self) -> dict[str, float]:
+        """Print and return the metrics of one batch without a step: see `before.dry_run`."""
+        from repolicy.llm.before import dry_run
+
+        return dry_run(self)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as transformers does, and write its identity to `repolicy.json` in the same folder."""
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of transformers
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save and folder.is_dir():
+            write_json(folder / IDENTITY, self.identity | {"omega": self.trained_omega})
+
+
+class ReferenceMixin(ObjectiveMixin):
+    """Base of the preference trainers, whose prior is the reference model of TRL's trainer."""
+
+    REQUIRED_SETTINGS: dict[str, tuple[Any, str]]  # setting -> (required value, reason)
+
+    def __init__(
+        self,
+        model: Any,
+        ref_model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        *,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = self.resolve_settings(objective, args)
+        require_positive_alpha(self.objective, "the loss is a function of alpha · log policy")
+        if args.beta not in (None, self.objective.alpha):
+            raise UsageError(f"beta is {args.beta}; omega and alpha replace it here, so leave it out")
+        args.beta = self.objective.alpha
+        require_settings(args, self.REQUIRED_SETTINGS)
+        self.check_rows(train_dataset)
+        self.check_rows(others.get("eval_dataset"))
+        reads_prior = self.objective.reads_prior
+        if not reads_prior:
+            ref_model = None
+            args.precompute_ref_log_probs = True  # TRL then loads no reference; `_precompute_ref_logps` does nothing
+        elif ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
+            require_saved_path(model, type(self).__name__)
+        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
+        self.precompute_ref_logps = args.precompute_ref_log_probs and reads_prior
+        self.record_identity(reference_given=ref_model is not None)
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Add reference log-probabilities to a dataset as TRL does, unless the objective has no prior."""
+        if not self.objective.reads_prior:
+            return dataset
+        return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # of TRL
+
+    def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Return log prior of responses as TRL computes it; without a reference model, with the adapter off."""
+        return self.compute_ref_log_probs(self.ref_model or model, inputs)  # type: ignore[attr-defined]
+
+
+class _Resume(TrainerCallback):  # type: ignore[misc]
+    """Restores `memory` when training begins, because only then the checkpoint's state has been read."""
+
+    def __init__(self, trainer: ObjectiveMixin) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        memory = self.trainer.memory
+        memory.resume(state)
+        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # of transformers
+            if type(callback) is Remembered:  # transformers may have replaced `memory` by a new object
+                callback.fixed, callback.values = memory.fixed, memory.values
+        self.trainer.before_first_step()
