@@ -18,6 +18,7 @@ from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.files import read_json
 from repolicy.many.pool import Job, LocalProcess, connect_to_ray, run_jobs
+from repolicy.runs.machine import versions
 from repolicy.runs.result import Result
 
 Rows = dict[str, Row]
@@ -112,7 +113,8 @@ def measure_missing(path: Path, measurements: Mapping[str, Callable[[], Row]]) -
         for number, (key, measure) in enumerate(missing.items(), 1):
             start = time.process_time()
             row = {"key": key} | measure()
-            ledger.add({"machine": machine_info()} | row | {"cpu_seconds": round(time.process_time() - start, 1)})
+            origin = {"machine": machine_info(), "versions": versions()}
+            ledger.add(origin | row | {"cpu_seconds": round(time.process_time() - start, 1)})
             print(f"{number}/{len(missing)}  {key}", flush=True)
 
 

@@ -40,7 +40,6 @@ from repolicy.priors.dials import interpolate_policies
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import versions
 
 EPISODES, FINE_POSITIONS, ACTIONS = 20, 20, ("mean", "sampled")
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
@@ -82,7 +81,7 @@ def measure_points(name: str, swept: Path) -> Row:
     for omega in task.omegas:
         saved = read_policy(sweep_point(swept, omega).policy)
         row["positions"].append({"at": omega} | measure_position(name, saved.policy, saved.prior, saved.density))
-    return row | {"versions": versions()}
+    return row
 
 
 def measure_free_dial(name: str, how: str, swept: Path) -> Row:
@@ -121,7 +120,7 @@ def measure_trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
         {"at": omega} | measure_position(name, policy.at(omega), saved.prior, None, ("mean",))
         for omega in dial.spread(FINE_POSITIONS)
     ]
-    return row | {"versions": versions()}
+    return row
 
 
 @contextmanager

@@ -32,8 +32,6 @@ class Ledger:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:
             return []
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"{self.path} cannot be read: {error}") from None
         return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
     def _parse(self, number: int, line: str) -> Row:
@@ -51,36 +49,26 @@ class Ledger:
 
     def by_key(self) -> dict[str, Row]:
         """Return the newest row of each key."""
-        rows = self.rows()
-        if any("key" not in row for row in rows):
-            raise FileError(f"{self.path} is no ledger of runs: it has a line without a key; choose another file")
-        return {row["key"]: row for row in rows}
+        return {row["key"]: row for row in self.rows()}
 
     def add(self, row: Row) -> None:
         """Append a row with its command and commit, and wait until it is on the disk."""
         origin = {"command": row.get("command") or current_command(), "commit": row.get("commit") or current_commit()}
         row = replace_nonfinite(row | origin)
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab+") as file:
-                if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-                    line = "\n" + line  # an editor may have left the last line without its end
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab+") as file:
+            if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = "\n" + line  # an editor may have left the last line without its end
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock that lets one program at a time write. Readers need no lock; the lock ends with its process."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self.path, "a")  # noqa: SIM115
-        except OSError as error:
-            raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
-        with file:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

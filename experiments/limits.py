@@ -20,7 +20,6 @@ from experiments.pages import markdown_table
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import Info
 from repolicy.priors.finding import find_policy
-from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
 EPISODES, TRAINING = 100, ("--steps", "1e6", "--ranks", "1")
@@ -49,7 +48,7 @@ def measure_cheetah(options: str, folder: Path) -> Row:
     with one_thread():
         before = evaluate("halfcheetah", "HalfCheetah-v4", EPISODES, **settings).columns
         after = evaluate(folder, "HalfCheetah-v4", EPISODES, **settings).columns
-    row: Row = {"command": command, "versions": versions(), "episodes": EPISODES}
+    row: Row = {"command": command, "episodes": EPISODES}
     for name in ("basic_reward", "addon_reward", "metric"):
         row[name] = [round(after[name].mean, 4), round(after[name].error, 4)]
     row["limits"] = {limit: round(after[f"limit_{limit}"].mean, 4) for limit in limits}
@@ -62,8 +61,7 @@ def measure_go1(options: str, folder: Path) -> Row:
     policies = find_policy("playground:go1"), find_policy(folder)
     before, after = (real_robot.measure(policy, real_robot.ENV, EPISODES, True) for policy in policies)
     kept, saved = after["basic"][0] / before["basic"][0], 1.0 - after["energy"][0] / before["energy"][0]
-    row: Row = {"command": command, "versions": versions()}
-    return row | after | {"kept": round(kept, 4), "saved": round(saved, 4)}
+    return {"command": command} | after | {"kept": round(kept, 4), "saved": round(saved, 4)}
 
 
 def table(rows: dict[str, Row]) -> str:

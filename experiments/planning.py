@@ -24,7 +24,6 @@ from repolicy.learning.training import customize
 from repolicy.planning import asking
 from repolicy.planning.keeping import save_distilled
 from repolicy.planning.planner import Planner, Search
-from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
 TIMED_DECISIONS = 50  # to measure the speed, one decision at a time
@@ -100,10 +99,8 @@ def measure_planner(plan: Plan) -> Row:
         plan.prior, plan.addon, env=plan.env, omega=plan.omega, states=plan.states, value=plan.value, search=search,
         learned=plan.learned,
     )  # fmt: skip
-    setup_seconds, score = time.process_time() - start, planner.score
-    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed}
-    row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
-    row |= {"notes": list(planner.notes), "seconds_to_begin": round(setup_seconds, 1), "steps": plan.steps}
+    setup_seconds = time.process_time() - start
+    row = describe_planner(plan, planner) | {"search": plan.search, "seconds_to_begin": round(setup_seconds, 1)}
     with one_thread():
         for name, agent in (("before", planner.prior), ("after", planner)):
             seed = EVALUATION_SEED + 100 * plan.seed
@@ -116,6 +113,14 @@ def measure_planner(plan: Plan) -> Row:
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 
+def describe_planner(plan: Plan, planner: asking.Planned) -> Row:
+    """Return what a row says of a planner, with the weights that were found."""
+    score = planner.score
+    row: Row = {"prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed, "steps": plan.steps}
+    row |= {"omega": score.omega, "states": score.states, "value": score.value is not None}
+    return row | {"notes": list(planner.notes)}
+
+
 def measure_distilled(plan: Plan, labels: int, file: Path) -> Row:
     """Fit a policy to `labels` decisions of a planner, and evaluate it beside its prior."""
     planner = asking.plan(
@@ -123,10 +128,8 @@ def measure_distilled(plan: Plan, labels: int, file: Path) -> Row:
     )
     start, messages = time.process_time(), list[str]()
     policy = save_distilled(planner, labels, file, messages.append)
-    seconds, score = time.process_time() - start, planner.score
-    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed}
-    row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}
-    row |= {"notes": [*planner.notes, *messages], "seconds": round(seconds, 1), "steps": plan.steps}
+    row = describe_planner(plan, planner) | {"labels": labels, "seconds": round(time.process_time() - start, 1)}
+    row["notes"] += messages
     for name, agent in (("before", planner.prior), ("after", policy)):
         row[name] = summarize(evaluate(agent, planner.env, DISTILLED_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
     return row
@@ -134,7 +137,7 @@ def measure_distilled(plan: Plan, labels: int, file: Path) -> Row:
 
 def measure_customized(plan: Plan, file: Path, steps: int) -> Row:
     """Customize for `steps` steps from the prior, and from a policy that was distilled from a planner."""
-    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "seed": plan.seed, "steps": steps}
+    row: Row = {"prior": plan.prior, "addon": plan.addon, "seed": plan.seed, "steps": steps}
     for name, init in (("before", "auto"), ("after", file)):
         out = file.with_name(f"{file.stem}-{name}-{steps}")
         settings = {"steps": steps, "ranks": 1, "seed": plan.seed}

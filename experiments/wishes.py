@@ -31,7 +31,6 @@ from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import open_agent
-from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.wishes.learning_loop import ALONE_STEPS, TaughtPolicy, Teaching, best_round, record
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, fingerprint, learn_from_answers, std_of_reward
@@ -175,7 +174,7 @@ def measure_preferences(runs: Path, features: str, seed: int) -> Row:
             asked.append(chosen)
             known.append(answers[indices])
         scale = CHEETAH.weight * float(CHEETAH.wish.reward(Transitions(*pool.steps, {})).std())
-    row: Row = {"features": FEATURES[features], "versions": versions(), "answers": ANSWERS, "wrong": ERROR_RATE}
+    row: Row = {"features": FEATURES[features], "answers": ANSWERS, "wrong": ERROR_RATE}
     row |= {"correlation": curve, "prior": measure(CHEETAH.prior), "true": measure(customize_to_true_wish(runs, seed))}
     path = runs / f"wish-{features}-{seed}.safetensors"
     random_wish.write(path)
@@ -239,7 +238,7 @@ def measure_takeovers(runs: Path, arm: str, seed: int, task: Task) -> Row:
         from repolicy.rql.customizing import train
 
         train(task.env, soft(task.alpha), task.prior, {"seed": 0}, resume=True)
-    row: Row = {"features": task.features, "versions": versions(), "prior": measure(task.prior, task)}
+    row: Row = {"features": task.features, "prior": measure(task.prior, task)}
     expert = customize_to_true_wish(runs, seed, task)
     row["true"] = measure(expert, task)
     before, after = (row[name]["hidden"] / row[name]["length"] for name in ("prior", "true"))

@@ -14,7 +14,7 @@ from experiments.one import EPISODES
 from experiments.paper import __main__ as program
 from experiments.paper import printed, tables
 from experiments.paper.__main__ import main
-from experiments.paper.claims import CLAIMS, Claim, examine
+from experiments.paper.claims import Claim, examine
 from experiments.paper.runs import plan_runs
 from experiments.paper.tables import page_tables
 from repolicy.cli.main import _parse_command
@@ -240,21 +240,8 @@ def test_one_seed_and_a_best_seed_have_no_interval() -> None:
     assert examine(results(), replace(claim, margin=0.3), "halfcheetah").holds_in_print
 
 
-def test_what_is_printed_agrees_with_itself() -> None:
-    """The total is the sum of its parts, and the prior of Table 2 the best seed of Soft in Table 1, nearly."""
-    for task, entries in printed.CUSTOMIZED.items():
-        for total, basic, _, addon in entries.values():
-            assert total[0] == pytest.approx(basic[0] + addon[0], abs=0.55)  # the paper has 5,488.3 for 5,488.8
-        assert entries["prior"][1] == printed.BEST[task]["soft"]
-
-
 def test_what_is_printed_is_what_was_compared_with_the_papers_source() -> None:
     """All 90 pairs stand in it, as a program found; a number that is changed by accident since then is noticed."""
     everything = json.dumps([printed.AVERAGE, printed.BEST, printed.CUSTOMIZED])
     assert sum(everything.count(mark) for mark in "[") == 1 + 2 * 15 + 15 * (1 + 4)
     assert hashlib.sha256(everything.encode()).hexdigest()[:16] == "e91beed5dd79e348"
-
-
-def test_claims_name_variants_that_there_are() -> None:
-    names = {plan.variant for plan in plan_runs()}
-    assert all({claim.left, claim.right} <= names for claim in CLAIMS)

@@ -9,7 +9,7 @@ import torch
 from tiny_envs import tiny
 from worth_known import optimum
 
-from experiments import dial, found, handed_out, nat_worth, planning, real_robot, robot_film
+from experiments import dial, found, handed_out, nat_worth, real_robot, robot_film
 from experiments.episodes import play_episodes
 from experiments.ledger import Ledger
 from repolicy.envs.addons import combine_addons
@@ -59,16 +59,6 @@ def test_the_error_of_a_velocity_comes_back() -> None:
     np.testing.assert_allclose(real_robot.velocity_error(np.exp(-np.square(errors) / 0.25)), errors, atol=1e-12)
 
 
-def test_a_robots_row_stands_beside_its_priors() -> None:
-    part = {"energy": [-0.10, 0.01], "clearance": [-0.2, 0.01], "speed_error": [0.1, 0.0], "turning_error": [0.2, 0.0]}
-    prior = {"key": "prior/mean", "basic": [30.0, 1.0], "falls": 0, "episodes": 100} | part
-    ours = prior | {"key": "energy/mean", "basic": [29.4, 1.0], "energy": [-0.08, 0.01], "falls": 2}
-    line = real_robot.table([prior, ours]).splitlines()[-1]
-    assert "29.40 ± 1.00 (98%)" in line
-    assert "0.0800 (-20%)" in line
-    assert line.endswith("| 0.100 | 2 |")
-
-
 def test_two_films_stand_side_by_side_and_say_how_much_power_each_takes() -> None:
     """A bar is as long as the power now, and the average is a line across it."""
     left, right = (
@@ -92,32 +82,6 @@ def test_what_training_is_after_is_the_sum_of_its_parts() -> None:
 
 def test_the_area_under_a_trade_off() -> None:
     assert dial.hypervolume([(2.0, 1.0), (1.0, 3.0), (0.5, 0.5)], (0.0, 0.0)) == 4.0
-
-
-def test_points_that_are_those_of_the_dial_have_the_same_area_and_all_of_the_gain() -> None:
-    def found(basic: float, addon: float) -> dict[str, dict[str, float]]:
-        sampled = {"addon": addon, "log_prior": basic / 10, "log_policy": -1.0}
-        return {"mean": {"basic": basic, "addon": addon}, "sampled": sampled}
-
-    positions = [found(100.0, -10.0) | {"at": 1.0}, found(80.0, -5.0) | {"at": 0.1}]
-    asked = residual(0.1, 0.1).as_dict()
-    points = {
-        "task": "hopper",
-        "how": "alone",
-        "objective": asked,
-        "prior": found(110.0, -30.0),
-        "positions": positions,
-    }
-    row = {"task": "hopper", "how": "trained", "seed": 0, "positions": positions, "many": positions, "ends_apart": 2.0}
-    assert "| 100% |" in dial.table([points, row])
-    assert "| trained, seed 0 | 100% | 1.000 | 1.000 | 1.0 × the mean | 2 nats |" in dial.summary([points, row])
-
-
-def test_a_row_of_two_seeds_has_the_mean_of_both_and_its_standard_error() -> None:
-    one = {"total_reward": [1.0, 0.3], "episodes": 20, "ended_early": 1}
-    found = planning.pool_summaries([one, {"total_reward": [3.0, 0.4], "episodes": 20, "ended_early": 2}])
-    assert found["total_reward"] == pytest.approx([2.0, 0.25])
-    assert (found["episodes"], found["ended_early"]) == (40, 3)
 
 
 def test_what_is_handed_out_is_never_clearly_worse_than_the_last_policy() -> None:
