@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,17 +52,6 @@ def run_other_rank() -> None:
     measure(folder.load_request(), folder, ranks.join_ranks(*place), slices)
 
 
-class Seconds(NamedTuple):
-    """What the parts of a benchmark took; physics and training have an entry for each slice."""
-
-    warm_up: float
-    begin: float  # of a segment
-    physics: list[float]
-    training: list[float]
-    end: float  # of a segment
-    sums: float  # over ranks, within `training`
-
-
 @ranks.one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """Time the slices, with all ranks in lockstep, and return the results."""
@@ -89,52 +78,53 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.n_steps))
     begin = timed(segments.begin)
-    alone, training, seconds_in_sums = [], [], 0.0
+    alone, training, in_sums = [], [], 0.0
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
         before = team.seconds
         training.append(timed(train))
-        seconds_in_sums += team.seconds - before
-    seconds = Seconds(warm_up, begin, alone, training, timed(finish), seconds_in_sums)
+        in_sums += team.seconds - before
+    end = timed(finish)
+    seconds = {"warm_up": warm_up, "begin": begin, "physics": sum(alone), "training": sum(training), "end": end}
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
     shown = {name: getattr(settings, name) for name in ("envs", "n_steps", "minibatch", "epochs")}
     about = {"env": request.env, "backend": segments.worker.collector.envs.backend, "ranks": team.count}
     about |= shown | {"hidden": list(settings.hidden)}
-    return (
-        about
-        | speeds(seconds, reports, rounds * settings.iteration_steps)
-        | {"memory_mb_a_rank": float(peak) / team.count}
-    )
+    figures = speeds(alone, training, begin + end, rounds * settings.iteration_steps)
+    figures |= shares(alone, training, in_sums, reports)
+    return about | figures | {"seconds": seconds, "memory_mb_a_rank": float(peak) / team.count}
 
 
-def speeds(seconds: Seconds, reports: list[dict[str, float]], steps: int) -> dict[str, Any]:
-    """Return speeds and shares of the benchmark, from the metrics of its iterations and the steps of a slice."""
-    physics_slice, training_slice = statistics.median(seconds.physics), statistics.median(seconds.training)
-    whole_slice = training_slice + (seconds.begin + seconds.end) / PARTS
-    physics_share, acting, update = (
-        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
-    )
-    # Shares of the first rank's training time; they add up to 1, apart from what is not timed.
-    reduce_share = seconds.sums / sum(seconds.training)
-    time_shares = {"physics": physics_share, "acting": acting}
-    time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
-    slice_shares = [alone / training for alone, training in zip(seconds.physics, seconds.training, strict=True)]
+def speeds(physics: list[float], training: list[float], ends: float, steps: int) -> dict[str, Any]:
+    """Return speeds, from the seconds and the steps of each slice, and the seconds of a segment's start and end."""
+    physics_slice, training_slice = statistics.median(physics), statistics.median(training)
+    whole_slice = training_slice + ends / PARTS
     return {
-        "steps": steps * len(seconds.training),
+        "steps": steps * len(training),
         "physics_steps_per_second": steps / physics_slice,
         "training_steps_per_second": steps / whole_slice,
         "share": physics_slice / whole_slice,
         "share_without_evaluation": physics_slice / training_slice,
+    }
+
+
+def shares(
+    physics: list[float], training: list[float], in_sums: float, reports: list[dict[str, float]]
+) -> dict[str, Any]:
+    """Return what training spends its time on, from its seconds, those of them in sums, and its metrics."""
+    physics_share, acting, update = (
+        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
+    )
+    # Shares of the first rank's training time; they add up to 1, apart from what is not timed.
+    reduce_share = in_sums / sum(training)
+    time_shares = {"physics": physics_share, "acting": acting}
+    time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
+    slices = [alone / trained for alone, trained in zip(physics, training, strict=True)]
+    return {
         "training_is": time_shares,
-        "physics_in_training": physics_share * sum(seconds.training) / sum(seconds.physics),
-        "slice_shares": {
-            "min": min(slice_shares), "median": statistics.median(slice_shares), "max": max(slice_shares)
-        },
-        "seconds": {
-            "warm_up": seconds.warm_up, "begin": seconds.begin, "physics": sum(seconds.physics),
-            "training": sum(seconds.training), "end": seconds.end,
-        },
-    }  # fmt: skip
+        "physics_in_training": physics_share * sum(training) / sum(physics),
+        "slice_shares": {"min": min(slices), "median": statistics.median(slices), "max": max(slices)},
+    }
 
 
 class TimedRanks:
