@@ -47,15 +47,11 @@ class Dial(NamedTuple):
 
     def checked(self) -> "Dial":
         """Return the dial, or raise where its ends do not make a range."""
-        if self.scale == "log" and not 0 < self.low < self.high < math.inf:
+        begins, example = ("above 0", "0.03..3") if self.scale == "log" else ("at 0 or above", "0..2")
+        lowest_is_fine = self.low > 0 or (self.low == 0 and self.scale == "linear")
+        if not (lowest_is_fine and self.low < self.high < math.inf):
             raise UsageError(
-                f"{self} is no range: it must begin above 0, as a dial is divided by ratios, and end above where it "
-                "begins, such as 0.03..3"
-            )
-        if not 0 <= self.low < self.high < math.inf:
-            raise UsageError(
-                f"the weight of {self} is no range: it must begin at 0 or above, and end above where it begins, such "
-                "as 0..2"
+                f"{self} is no range: it must begin {begins}, and end above where it begins, such as {example}"
             )
         return self
 

@@ -184,7 +184,7 @@ def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: P
 
 # What is refused ------------------------------------------------------------------------------------------------------
 RANGES = [
-    (f"--addon {QUIET}=2..0 --omega 0.1", "the weight of quiet from 2 to 0 is no range"),
+    (f"--addon {QUIET}=2..0 --omega 0.1", "quiet from 2 to 0 is no range: it must begin at 0 or above"),
     (f"--addon {QUIET}=1..1 --omega 0.1", "begin at 0 or above, and end above where it begins"),
     (f"--addon {QUIET}=0...2 --omega 0.1", "'0...2' is no weight; write NAME=10, or NAME=0..2 for a range"),
     *[(f"--addon {QUIET} --omega={text}", "range") for text in ("3..0.03", "..3", "0.1..inf")],
