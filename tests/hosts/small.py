@@ -30,6 +30,16 @@ def small_policy(
     return policy
 
 
+class Far:
+    """A density to which all states are 4 nats away."""
+
+    def normalized(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def familiarity(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.full(states.shape[:-1], -4.0)
+
+
 def sine(path: Path, scale: float = 1.0, observations: int = 3) -> Path:
     """TorchScript that cannot be copied: two actions, sin(scale · the first two observations)."""
     with warnings.catch_warnings():

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
@@ -13,6 +12,7 @@ from runners import OnPolicyRunner, checkpoint, collected, residual, runner
 from sb3_models import Drift as Sb3Drift
 from sb3_models import residual as sb3
 from sb3_models import trained
+from small import Far
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.prepare.states import SKIPPED_STEPS
@@ -34,16 +34,6 @@ def test_an_actor_that_is_its_prior_remembers_what_it_does(network: str, tmp_pat
     started.alg.update()
     started.alg.verdict()
     assert away(started) < 1e-6
-
-
-class Far:
-    """A density to which all states are 4 nats away."""
-
-    def normalized(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-    def familiarity(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.full(states.shape[:-1], -4.0)
 
 
 class Endless(Sb3Drift):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from small import small_policy
+from small import Far, small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
@@ -307,21 +307,12 @@ def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape
 
 
 def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
-    class Far:
-        def normalized(self, states: torch.Tensor) -> torch.Tensor:
-            return states
-
-        def familiarity(self, states: torch.Tensor) -> torch.Tensor:
-            return -states.squeeze(-1).double()
-
     method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
     method.density = Far()
     steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 1)
     ended = torch.zeros(steps, 1, dtype=torch.bool)
     ended[0] = True
-    found = method.reward(
-        HostRollout(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0), zeros[None][:0])
-    )
+    found = method.reward(HostRollout(zeros, zeros, zeros, zeros, ended, lambda: zeros[..., None], zeros[None][:0]))
     assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED_STEPS + 1) + [-2.0]
     assert method.ages is not None
     assert int(method.ages) == SKIPPED_STEPS + 1

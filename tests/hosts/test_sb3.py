@@ -20,12 +20,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.sb3 import ResidualPPO, to_repolicy
+from repolicy.hosts.sb3 import ResidualPPO, Unclipped, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies import ActionSpace
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.ranges import Dial, Range
+from repolicy.rql import WithAddon
+from repolicy.rql.wrapping import TaskReward
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -367,3 +369,29 @@ def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
     dialed = ConditionedPolicy.from_prior(small_policy(), [Dial("omega", 0.1, 1.0)])
     with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
         residual(prior=dialed, copy_prior=copied)
+
+
+def quiet(before: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    return -np.square(actions).sum(-1)
+
+
+def test_an_add_on_that_nothing_pays_is_refused() -> None:
+    def with_addon() -> WithAddon:
+        return WithAddon(Unclipped(Drift()), quiet)
+
+    with pytest.raises(UsageError, match="WithAddon alone leaves the environment's own reward: wrap it in "):
+        residual(env=DummyVecEnv([with_addon] * 4), prior=small_policy())
+    env = DummyVecEnv([lambda: TaskReward(with_addon())] * 4)
+    residual(env=env, prior=small_policy())
+    env.reset()
+    _, rewards, _, infos = env.step(np.full((4, 2), 2.0, np.float32))
+    assert rewards.tolist() == [-8.0] * 4
+    assert all(info["basic_reward"] != -8.0 for info in infos)
+
+
+def test_a_learning_rate_that_is_named_beside_a_file_stays(tmp_path: Path) -> None:
+    made = model(prior=trained(), omega=0.3, alpha=0.2, critic_warmup=0).learn(64)
+    assert made.lr_schedule(1.0) != pytest.approx(1e-5)
+    made.save(tmp_path / "model.zip")
+    named = ResidualPPO.load(tmp_path / "model.zip", envs(), learning_rate=1e-5).learn(64)
+    assert named.lr_schedule(1.0) == 1e-5

@@ -105,7 +105,6 @@ class ResidualPPO(PPO):
             storage.mini_batch_generator = partial(self._minibatches_until_target_kl, storage.mini_batch_generator)
         self.addon = addon = addon and str(addon)
         self.wish = combine_addons([addon]) if addon and addon_names.import_target(addon) else None
-        priors.check_objective(steering.objective, has_prior=prior is not None)
         self.prior, self._prior_label = None, priors.prior_label(prior)
         if prior is not None:
             self.prior = build_prior(prior, self.get_policy(), storage, copy_prior).to(self.device)
