@@ -206,7 +206,6 @@ ROOMS = [
     Mutant("prepare/flows.py", ", last[:, None])", ", count + 0 * last[:, None] - 1)", "tests/prepare/test_flows.py", "a chunk goes beyond its episode"),
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/policies/test_policy.py", "normalizer multiplies"),
     Mutant("policies/normalizer.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/policies/test_policy.py", "variance between batches dropped"),
-    Mutant("many/evaluations.py", 'if content["made_of"] != made_of:', "if False:", "tests/many/test_evaluations.py", "a resumed sweep shows numbers of another policy"),
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/many/test_sweep.py", "a point that lost everything flattens the others"),
     Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/envs/test_evaluation.py", "a fall in a short chunk counts more than others"),
     Mutant("envs/evaluation.py", "ended & (self._quota > 0)", "ended", "tests/envs/test_evaluation.py", "short episodes counted more often"),

@@ -15,10 +15,9 @@ from typing import Any
 from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
 from repolicy.envs.addon_names import dials
 from repolicy.errors import RepolicyError, UsageError, check_counts
-from repolicy.files import check_writable, file_sum, write_json
+from repolicy.files import check_writable, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool
-from repolicy.many.evaluations import as_values, code_sums, read_evaluations, write_evaluations
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
@@ -31,7 +30,7 @@ from repolicy.prepare.session import RequestOptions, complete_settings
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores, ranks, versions
+from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores, ranks
 from repolicy.text import default_out, format_count
 
 EPISODES = 50  # of each evaluation
@@ -240,11 +239,7 @@ def _evaluate_all(
     episodes: int,
     say: Callable[[str], None],
 ) -> SweepResult:
-    """Evaluate the prior and all points that could be trained.
-
-    A point's earlier evaluations are reused if its policy's file, the code of environment and add-ons and the versions
-    are the same, and if the prior has just earned what it earned then, in as many episodes with the same seed.
-    """
+    """Evaluate the prior and all points that could be trained."""
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
     def evaluated(name: str, policy: Policy) -> tuple[Evaluation, Evaluation]:
@@ -252,23 +247,10 @@ def _evaluate_all(
         with ranks.one_thread():
             return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
 
-    of_prior, points, reused = evaluated("the prior", prior), list[Point](), list[float]()
-    code = code_sums(request["env"], request["addons"])
-    earned = json.dumps(as_values(of_prior))  # as text, in which NaN equals NaN
-    shared = {"prior": earned, "code": code, "versions": versions()}
+    of_prior, points = evaluated("the prior", prior), list[Point]()
     for omega in omegas:
-        if omega in failed:
-            continue
-        run, file = folder.run(omega), folder.evaluations(omega)
-        made_of = shared | {"policy": file_sum(run.policy)}
-        evaluations = read_evaluations(file, made_of)
-        if evaluations is None:
-            evaluations = evaluated(f"ω′ {omega:g}", read_policy(run.policy).policy)
-            write_evaluations(file, evaluations, made_of)
-        else:
-            reused.append(omega)
-        mean, sampled = evaluations
-        points.append(Point(omega, run.path, mean, sampled))
-    if reused:
-        say(f"reusing the evaluations of {_names(reused)}: the same policies, and the prior earned the same again")
+        if omega not in failed:
+            run = folder.run(omega)
+            mean, sampled = evaluated(f"ω′ {omega:g}", read_policy(run.policy).policy)
+            points.append(Point(omega, run.path, mean, sampled))
     return SweepResult(request, folder.path, Point(math.inf, folder.prior, *of_prior), points, failed)

@@ -1,4 +1,4 @@
-"""The folder of a sweep: the prior, what all points share, and for each value of ω′ a run, a log and evaluations."""
+"""The folder of a sweep: the prior, what all points share, and for each value of ω′ a run and a log."""
 
 import json
 import math
@@ -51,9 +51,6 @@ class SweepFolder:
 
     def log(self, omega: float) -> Path:
         return self.path / f"omega-{_omega_text(omega)}.log"
-
-    def evaluations(self, omega: float) -> Path:
-        return self.path / f"omega-{_omega_text(omega)}.evaluations.json"
 
     def check_new(self) -> None:
         """Raise where the folder holds a sweep or a run already."""
