@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 from repolicy import Policy
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.sb3 import HeadPolicy, Unclipped, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3 import HeadPolicy, ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
 from repolicy.priors.opening import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -200,3 +200,12 @@ def test_of_stacked_frames_the_newest_is_the_state() -> None:
     np.testing.assert_allclose(
         residual(env=env, omega=0.0, alpha=0.0).flat_observations(seen[None])[0], seen[:, -3:], rtol=1e-6
     )
+
+
+def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
+    before = trained()
+    before.save(tmp_path / "theirs.zip")
+    ours = ResidualPPO.load(tmp_path / "theirs.zip", envs(), prior=before, omega=0.1, alpha=0.1)
+    assert told_apart(before, ours) == 0.0
+    rollout(ours)
+    assert ours.logger.name_to_value["residual/prior"] != 0.0
