@@ -172,11 +172,14 @@ def evaluate_policy(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def machine_info() -> dict[str, Any]:
-    model = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {"processor": model, "cores": os.cpu_count(), "system": platform.system()}
+    """Return the processor and its number: processors of one name can have other bits."""
+    found = {"model name": platform.processor(), "cpu family": "", "model": ""}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            found[name.strip()] = value.strip()
+    number = f"{found['cpu family']}/{found['model']}"
+    return {"processor": found["model name"], "number": number, "cores": os.cpu_count(), "system": platform.system()}
 
 
 if __name__ == "__main__":
