@@ -262,6 +262,7 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     assert [shot.env for shot in shots] == [f"Pendulum-v1{worst}"] * 2
     assert ("Where it was tried" in page) == bool(vary)
     assert '<p class="verdict">Not shown: cannot tell' in page
+    assert "what the words mean" in page
     assert page.count("g = ") >= 6 * bool(vary)
     assert len(values.get("places", [])) == (5 if vary else 0)
 

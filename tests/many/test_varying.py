@@ -41,7 +41,7 @@ def test_the_worst_place_decides() -> None:
     assert "worse at the worst of 5 places, wires = 1," in around.sentences[0]
     rows = around.tables[0][1]
     assert [row[0] for row in rows] == [f"wires = {wires:g}" for wires in found]
-    assert [row[-1] for row in rows] == [*found.values()]
+    assert [row[1] for row in rows] == [*found.values()]
     assert repr(around).startswith("worse at the worst of 5 places")  # what a notebook shows
 
 
@@ -52,8 +52,8 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     assert place.options == {"wires": 0.625, "push": 0.5}
     assert place.comparison == compare(GOOD, GOOD, place.comparison.env, "0.5", episodes=2, error=0.01)
     assert "probability of at most 25%" in around.sentences[1]
-    assert around.tables[0][0][1:] == ["what", *around.tables[1][0][1:]]
-    assert [around.tables[1][0][-2], replace(place.comparison, error=0.002).tables[0][0][-2]] == [
+    assert around.tables[0][0] == ["place", "verdict", "what", *around.tables[1][0][2:]]
+    assert [around.tables[1][0][-1], replace(place.comparison, error=0.002).tables[0][0][-1]] == [
         "98% interval", "99.6% interval"
     ]  # fmt: skip
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()

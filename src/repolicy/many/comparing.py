@@ -121,7 +121,7 @@ class QuantityComparison:
         known_ends = math.isfinite(self.low), math.isfinite(self.high)
         by_ends = {(True, True): f"{low} to {high}", (True, False): f"above {low}", (False, True): f"below {high}"}
         interval = by_ends.get(known_ends, "unknown")
-        return [self.title, *means, difference, interval, self.verdict]
+        return [self.title, self.verdict, *means, difference, interval]
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,7 +177,7 @@ class Comparison:
     @property
     def tables(self) -> list[Table]:
         """A table for each kind of action."""
-        headings = ["old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval", "verdict"]
+        headings = ["verdict", "old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval"]
         return [([ACTIONS[action], *headings], [row.cells for row in rows]) for action, rows in self.rows.items()]
 
     def __repr__(self) -> str:

@@ -108,9 +108,9 @@ class VariedComparison:
     @property
     def table(self) -> Table:
         """A row for each place, with the quantity of the largest loss there."""
-        rows = [[place.label, *place.largest_loss.cells[:-1], place.comparison.verdict] for place in self.places]
-        headings, _ = self.worst.comparison.tables[0]
-        return ["place", "what", *headings[1:]], rows
+        losses = [(place.label, place.comparison.verdict, place.largest_loss.cells) for place in self.places]
+        rows = [[label, verdict, title, *numbers] for label, verdict, (title, _, *numbers) in losses]
+        return ["place", "verdict", "what", *self.worst.comparison.tables[0][0][2:]], rows
 
     def __repr__(self) -> str:
         return format_comparison(self.sentences, self.tables)

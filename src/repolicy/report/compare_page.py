@@ -15,8 +15,8 @@ from repolicy.text import capitalize
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
 VERDICT_WORDS = (
     "Better: the new mean is higher. Not worse: it is higher than the old mean minus the margin. Worse: it is lower "
-    "than that. Cannot tell: none of these is shown; more --episodes may show one. Lengths and early ends decide "
-    "nothing. The interval is that of the difference."
+    "than that. Cannot tell: none of these is shown; more --episodes may show one. The first table decides, without "
+    "its lengths and early ends. The interval is that of the difference."
 )
 
 
@@ -31,6 +31,7 @@ def write_compare_report(
     verdict, *rest = around.sentences
     where = f"at {worst.label}" if worst.options else ""
     parts = [
+        page.words(),
         page.verdict([f"{ANSWERS[around.verdict]}: {verdict}"], ". ".join(map(capitalize, rest))),
         *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
         page.section(
@@ -38,9 +39,8 @@ def write_compare_report(
         ),
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),
     ]
-    lead = f"{escape(new)} in the place of {escape(old)}"
     title = f"{worst.comparison.env.partition('?')[0]}: may it take the old one's place?"
-    return page.write(folder / "report.html", title, lead, parts)
+    return page.write(folder / "report.html", title, f"{escape(new)} in the place of {escape(old)}", parts)
 
 
 def _places_table(around: VariedComparison) -> str:
