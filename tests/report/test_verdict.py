@@ -169,13 +169,14 @@ def test_one_sentence_covers_both_kinds_of_action() -> None:
     )
 
 
-def test_what_is_won_is_told_in_its_own_units() -> None:
+@pytest.mark.parametrize(("mean", "told"), [(0.28, "0.28 instead of 0.39"), (0.387, "0.3870 instead of 0.3900")])
+def test_what_is_won_is_told_in_its_own_units(mean: float, told: str) -> None:
     prior, after = (
-        dataclasses.replace(evaluated(HALF + 100, HALF), metric=mean + HALF / 1000, metric_name="mean |θ|")
-        for mean in (0.39, 0.28)
+        dataclasses.replace(evaluated(HALF + 100, HALF), metric=each + HALF / 1000, metric_name="mean |θ|")
+        for each in (0.39, mean)
     )
     said = verdict(prior, dataclasses.replace(after, basic=after.basic - 5))
-    assert said.startswith("it has 95.0 % of the old return and has a mean |θ| of 0.28 instead of 0.39; worse than its")
+    assert said.startswith(f"it has 95.0 % of the old return and has a mean |θ| of {told}; worse than its")
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def _describe_kept(change: Difference) -> str:
 def _describe_gain(changes: dict[str, Difference], title: str) -> str:
     """Return `has a mean |θ| of 0.28 instead of 0.39` if the add-on has a metric, else the gained reward."""
     if "metric" in changes and changes["metric"].is_significant:
-        before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
-        return f"has a {title} of {format_number(after)} instead of {format_number(before)}"
+        before, change = changes["metric"].before, changes["metric"].value  # with digits that show the change
+        return f"has a {title} of {format_number(before + change, change)} instead of {format_number(before, change)}"
     return _describe_change(changes["addon_reward"], "of the wish")
 
 
