@@ -159,6 +159,11 @@ def test_a_spec_that_is_none_is_refused(changes: dict[str, Any]) -> None:
         read_policy(rewritten("file", **changes))
 
 
+def test_more_layers_than_tensors_are_refused_before_they_are_made() -> None:
+    with pytest.raises(FileError, match="file is no whole policy: its spec makes 91 layers of "):
+        read_policy(rewritten("file", hidden=[1] * 90))
+
+
 @pytest.mark.parametrize("depth", [60, 900])
 def test_settings_within_settings_without_end_are_refused(depth: int, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {}

@@ -223,17 +223,17 @@ def _read_density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | 
 
 
 def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
-    """Raise where a damaged spec would make us allocate more memory than the tensors have."""
-    actions = spec.actions
-    if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
-        raise ValueError(f"its bounds are not those of {actions}")
+    """Raise where a damaged spec would make us build more layers, or larger ones, than the tensors have."""
+    if not {len(spec.actions.low), len(spec.actions.high)} <= {0, spec.actions.width}:
+        raise ValueError(f"its bounds are not those of {spec.actions}")
     widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].output_size(spec))
     if min(widths) < 1:
         raise ValueError(f"it has a layer of {min(widths)} numbers")
     claimed = sum(inputs * outputs for inputs, outputs in pairwise(widths))
     present = sum(tensor.numel() for tensor in state.values())
-    if claimed > present:
-        raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {present:,}")
+    if claimed > present or len(spec.hidden) >= len(state):
+        makes = f"its spec makes {len(spec.hidden) + 1:,} layers of {claimed:,} numbers"
+        raise ValueError(f"{makes}, and it holds {len(state):,} tensors of {present:,}")
 
 
 def check_fingerprint(policy: Policy, probes: dict[str, Tensor], name: str) -> None:

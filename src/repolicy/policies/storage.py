@@ -42,6 +42,8 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
     """
     if content is None:
         content = read_bytes(path)
+    if not content:
+        raise FileError(f"{path} is damaged: it is empty")
     try:
         tensors = safetensors.torch.load(content)
         end = 8 + int.from_bytes(content[:8], "little")  # where the JSON header of safetensors ends
