@@ -14,7 +14,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import load_policy
 from repolicy.readers.description import CannotCopyError
-from repolicy.readers.mapped import tensors_in
+from repolicy.readers.mapped import suggest_layout, tensors_in
 from repolicy.readers.reading import Options
 
 MEAN, VAR = torch.arange(5.0).double() - 2.0, torch.tensor([0.5, 2.0, 9.0, 1.0, 0.3]).double()
@@ -179,6 +179,18 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
     assert described.normalizer is None
     assert inspect(path, Options(layout=BOOSTER))["std"] == "0.3, 0.8"
     assert load_policy(path, layout=BOOSTER).spec.activation == "elu"
+
+
+@pytest.mark.parametrize(
+    ("module", "layout"),
+    [
+        (named("fc1", nn.Linear(5, 8)) | named("fc2", nn.Linear(8, 7)) | named("mu", nn.Linear(7, 2)),
+         "actor=fc1+fc2+mu, activation=elu"),
+        (nn.Linear(5, 2).state_dict(), ""),
+    ],
+)  # fmt: skip
+def test_layers_of_a_module_of_ones_own_are_suggested_from_the_first_on(module: Any, layout: str) -> None:
+    assert suggest_layout({name: tensor.detach().numpy() for name, tensor in module.items()}) == layout
 
 
 def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:

@@ -250,11 +250,14 @@ def suggest_layout(saved: Any) -> str:
 def _likely_actor(modules: dict[str, list[Array]]) -> list[str]:
     """Return the modules that may form the actor: each takes as many inputs as the one before has outputs."""
     names = [name for name in modules if not _has_word(name, STD_WORDS)]
-    names = [name for name in names if {*name.lower().split(".")} & {*ACTOR_WORDS}] or names
-    actor = names[:1]
-    for name in names[1:]:
+    named = [name for name in names if {*name.lower().split(".")} & {*ACTOR_WORDS}] or names
+    actor = named[:1]
+    for name in named[1:]:
         if modules[name][0].shape[1] == len(modules[actor[-1]][-1]):
             actor.append(name)
+    for name in reversed(names[: names.index(actor[0])] if actor else []):  # layers below: fc1 and fc2 before mu
+        if len(modules[name][-1]) == modules[actor[0]][0].shape[1]:
+            actor.insert(0, name)
     return actor
 
 
@@ -268,6 +271,6 @@ def _linear_weights(tensors: Tensors) -> dict[str, list[Array]]:
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
         parent, _, number = module.rpartition(".")
-        if last == "weight" and tensor.ndim == 2:
+        if last == "weight" and module and tensor.ndim == 2:
             modules.setdefault(parent if number.isdigit() and parent else module, []).append(tensor)
     return modules

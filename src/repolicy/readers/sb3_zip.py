@@ -211,8 +211,7 @@ def _find_parts_reader(model: SavedModel) -> Callable[[SavedModel, ReadContext],
     for prefix, read_parts in PARTS_READERS.items():
         if any(name.startswith(prefix) for name in names):
             return read_parts
-    kind = model.class_name or "no class"
-    raise ValueError(f"it holds a policy of an unknown kind, {kind}: {first_names(names)}")
+    raise ValueError(f"it holds a policy of an unknown kind, {model.class_name or 'no class'}: {first_names(names)}")
 
 
 def _actor_critic_parts(model: SavedModel, context: ReadContext) -> Parts:
@@ -241,8 +240,6 @@ def _switch_logits(switches: Linear) -> Linear:
 def _sac_parts(model: SavedModel, _: ReadContext) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
     names = model.tensors
-    if any("running_mean" in name for name in names if name.startswith("actor.")):
-        raise CannotCopyError("the policy has batch normalization (CrossQ)")
     output = linear_layer(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
     actor = make_perceptron(model.layers("actor.latent_pi"), output, model.activation("relu"))
     if "actor.log_std" not in names:
