@@ -301,6 +301,11 @@ class OldReset(Endless):
         return super().reset(**options)[0]
 
 
+class NoInfo(Endless):
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0], None
+
+
 class OldStep(Endless):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, _, info = super().step(action)

@@ -167,9 +167,6 @@ class GymnasiumEnvs(Batch):
                 raise RepolicyError(f"{problem}, but its observation space says {declared}")
 
 
-STEP_PARTS = ("observation", "reward", "terminated", "truncated", "info")
-
-
 class _One:
     """One environment of a batch, whose return values are checked before NumPy converts them."""
 
@@ -183,17 +180,18 @@ class _One:
 
     def step(self, action: Any) -> tuple[Any, ...]:
         ENV_CALL.index = self.index
-        answer = self._checked(self.env.step(action), "step", STEP_PARTS)
+        parts = ("observation", "reward", "terminated", "truncated", "info")
+        answer = self._checked(self.env.step(action), "step", parts)
         check_reward(answer[1], self.name)
         return answer
 
     def _checked(self, answer: Any, function: str, parts: tuple[str, ...]) -> tuple[Any, ...]:
         """Return what an environment's function returned; raise unless it has these parts."""
-        if isinstance(answer, tuple) and len(answer) == len(parts):
+        if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], dict):
             return answer
-        found = f"{len(answer)} things" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
+        kinds = [type(part).__name__ for part in (answer if isinstance(answer, tuple) else (answer,))]
         raise RepolicyError(
-            f"environment {self.name!r} returns {found} from {function}, not ({', '.join(parts)}): "
+            f"environment {self.name!r} returns ({', '.join(kinds)}) from {function}, not ({', '.join(parts)}): "
             "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return all of these"
         )
 
