@@ -15,7 +15,7 @@ from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine_info
 from repolicy.cli.main import errors_as_exit_codes
 from repolicy.cli.main import main as command_line
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.files import read_json
 from repolicy.many.pool import Job, LocalProcess, connect_to_ray, run_jobs
 from repolicy.runs.machine import versions
@@ -80,7 +80,10 @@ def program(
             name = module["__spec__"].name.removesuffix(".__main__")
             options = make_parser(name, module["__doc__"], takes, **settings).parse_args(words)
             if draw and options.picture:
-                return draw(finished_rows(Ledger(options.ledger)), options.picture)
+                rows = finished_rows(Ledger(options.ledger))
+                if not rows:
+                    raise FileError(f"{options.ledger} has no row to draw: run the program without --picture first")
+                return draw(rows, options.picture)
             work, prefixes = main(options), tuple(options.only if "only" in takes else [""])
             if isinstance(work, dict):
                 chosen = {key: measure for key, measure in work.items() if key.startswith(prefixes)}
@@ -110,6 +113,7 @@ def measure_missing(path: Path, measurements: Mapping[str, Callable[[], Row]]) -
     with ledger.locked():
         known = ledger.by_key()
         missing = {key: measure for key, measure in measurements.items() if key not in known}
+        print(f"{len(measurements) - len(missing)} of {len(measurements)} rows are in {path}", flush=True)
         for number, (key, measure) in enumerate(missing.items(), 1):
             start = time.process_time()
             row = {"key": key} | measure()

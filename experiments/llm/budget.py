@@ -35,7 +35,7 @@ def table(rows: list[Row]) -> str:
 
 
 @campaign.program(
-    "ledger", priors=PRIORS, nats=2.0, methods=("whole", "rloo"), starts=(0.1, 0.4), alpha=0.2, seeds=1, steps=400,
+    "ledger", priors=PRIORS, nats=2.0, methods=["whole", "rloo"], starts=(0.1, 0.4), alpha=0.2, seeds=1, steps=400,
     samples=64, drawn=8192, rate=0.05,
 )  # fmt: skip
 def main(options: campaign.Options) -> campaign.Measurements:

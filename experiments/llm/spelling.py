@@ -72,7 +72,7 @@ def _tokens(name: str) -> list[int]:
 
 def run(job: Job, priors: Path) -> Row:
     """Measure the prior itself, or what becomes of it at one omega: 500 sampled names, and what they are worth."""
-    folder = priors / "names"
+    folder = priors / f"names-{job['pretraining']}"
     pretrain_names(folder, job["pretraining"])
     model = prior = load(folder)[0]
     if job["omega"] is not None:

@@ -78,6 +78,26 @@ def test_whole_experiments_in_little(
     assert ledger.rows() == found
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("budget --methods foo", "invalid choice: 'foo' (choose from 'whole', 'rloo')"),
+        ("frontier --picture drawn.png", "no.jsonl has no row to draw: run the program without --picture first"),
+    ],
+)
+def test_refused(line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_main(lambda: main([*line.split(), "--ledger", str(tmp_path / "no.jsonl")]))
+    assert words in capsys.readouterr().err
+
+
+def test_a_prior_of_other_pretraining_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = spelling.sample
+    monkeypatch.setattr(spelling, "sample", lambda model, count, seed: sample(model, 8, seed))
+    first, other = (spelling.run({"omega": None, "pretraining": steps}, tmp_path) for steps in (2, 3))
+    assert first["log_prior"] != other["log_prior"]
+
+
 def test_time_of_steps(prior: Path) -> None:
     for name, ours in (("KTO", False), ("GRPO", True)):
         [time] = overhead.step_times(name, ours, 5, prior, steps=3)

@@ -49,12 +49,10 @@ def move_omega(
     return spent
 
 
-def check_budget(budget: float, rate: float, objective: Objective) -> None:
-    """Raise if the budget, its rate or the initial objective is invalid."""
+def check_budget(budget: float, objective: Objective) -> None:
+    """Raise if the budget or the initial objective is invalid."""
     if not 0 < budget < math.inf:
         raise UsageError(f"budget is {budget}; it is in nats, greater than 0 and finite")
-    if not 0 < rate <= 1:
-        raise UsageError(f"budget_rate is {rate}; it is the share of a step, above 0 and at most 1")
     if not objective.omega or not objective.alpha:
         raise UsageError("with a budget, omega is where the search for omega starts: omega and alpha must be above 0")
 
@@ -80,12 +78,7 @@ def prior_mean_log_prob(
 
 
 class PriorBudget(TrainerCallback):  # type: ignore[misc]
-    """A budget for TRL's own RLOOTrainer. It is a reward function and a callback; its `memory` is a second callback.
-
-    budget = PriorBudget(prior, tokenizer, residual(0.2, 0.2), nats=2.0)
-    args = RLOOConfig(output_dir="out", **rloo_settings(residual(0.2, 0.2), budget=True))
-    trainer = RLOOTrainer(model, [addon, budget], args, train_dataset=prompts, callbacks=budget.callbacks)
-    """
+    """A budget for TRL's own RLOOTrainer. It is a reward function and a callback; its `memory` is a second callback."""
 
     __name__ = "log_prior"  # the name under which TRL logs this reward function
 
@@ -93,7 +86,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         self, prior: Any, tokenizer: Any, objective: Objective, nats: float, rate: float = 0.02, samples: int = 1024
     ) -> None:
         self.required_settings = rloo_settings(objective, budget=True)
-        check_budget(nats, rate, objective)
+        check_budget(nats, objective)
         check_counts(samples=samples)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples

@@ -20,7 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
-from repolicy.llm.requirements import NO_REFERENCE_SYNC, column_names_of, list_datasets, require_labels
+from repolicy.llm.requirements import NO_REFERENCE_SYNC, first_row, require_columns, require_labels
 
 MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
 # The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
@@ -143,19 +143,12 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
     }
     _sums: Any = 0.0  # slope, curvature and count of the offset's loss since the latest optimizer step
 
-    def resolve_settings(self, objective: Any, args: Any) -> Any:
-        """Resolve the settings, and raise if the offset's step is not a fraction of a Newton step."""
-        args = super().resolve_settings(objective, args)
-        if not 0 < args.offset_rate <= 1:
-            raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
-        return args
-
     def check_rows(self, dataset: Any) -> None:
         """Raise if the rows are neither labelled responses nor pairs; TRL converts pairs to labelled responses."""
-        for part in list_datasets(dataset):
-            if not {"chosen", "rejected"} <= {*column_names_of(part)}:
-                super().check_rows(part)
-                require_labels(part)
+        is_pairs = {"chosen", "rejected"} <= first_row(dataset).keys()
+        require_columns(dataset, () if is_pairs else self.REQUIRED_COLUMNS)
+        if not is_pairs:
+            require_labels(dataset)
 
     @property
     def offset(self) -> float:

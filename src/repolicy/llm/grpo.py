@@ -113,10 +113,9 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         self._pending_batch: dict[str, Any] | None = None  # inputs of the loss that have no token advantages yet
         check_grpo(self.objective, args, others)
         if args.budget is not None:
-            check_budget(args.budget, args.budget_rate, self.objective)
+            check_budget(args.budget, self.objective)
             check_counts(budget_samples=args.budget_samples)
-        self.check_rows(train_dataset)
-        self.check_rows(others.get("eval_dataset"))
+        self.check_inputs(model, train_dataset, others.get("eval_dataset"))
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
         args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference only if beta is not 0 ...
@@ -371,8 +370,6 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig, others: dict[str,
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:
         raise UsageError(f"gamma is {args.gamma}; returns of the whole have no discount; set returns='onward'")
-    if not 0 <= args.gamma <= 1:
-        raise UsageError(f"gamma is {args.gamma}; it must be 0 or greater and at most 1")
     if args.budget is not None and args.omega_schedule:
         raise UsageError("both omega_schedule and budget move omega; leave out one of them")
     for name in ("omega_schedule", "prior_share"):

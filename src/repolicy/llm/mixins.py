@@ -23,9 +23,9 @@ from repolicy.llm.identity import (
     require_same_weights,
 )
 from repolicy.llm.requirements import (
-    column_names_of,
-    list_datasets,
+    require_columns,
     require_no_adapter_inside,
+    require_one_adapter,
     require_positive_alpha,
     require_prior_when_off,
     require_saved_path,
@@ -114,13 +114,16 @@ class ObjectiveMixin:
         args.omega, args.alpha = self.objective.omega, self.objective.alpha
         return args
 
+    def check_inputs(self, model: Any, *datasets: Any) -> None:
+        """Raise if the model has adapters that TRL would mix up, or if a dataset lacks something."""
+        require_one_adapter(model)
+        for part in [part for each in datasets for part in (each.values() if isinstance(each, dict) else [each])]:
+            if part is not None:
+                self.check_rows(part)
+
     def check_rows(self, dataset: Any) -> None:
-        """Raise if a dataset lacks a required column."""
-        for part in list_datasets(dataset):
-            columns = column_names_of(part)
-            missing = [column for column in self.REQUIRED_COLUMNS if column not in columns]
-            if missing:
-                raise UsageError(f"the dataset has no column {', '.join(missing)}; its columns are {columns}")
+        """Raise if a dataset lacks a required column, or if a text in it is null."""
+        require_columns(dataset, self.REQUIRED_COLUMNS)
 
     def record_identity(self, reference_given: bool) -> None:
         """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
@@ -200,8 +203,7 @@ class ReferenceMixin(ObjectiveMixin):
             raise UsageError(f"beta is {args.beta}; omega and alpha replace it here, so leave it out")
         args.beta = self.objective.alpha
         require_settings(args, self.REQUIRED_SETTINGS)
-        self.check_rows(train_dataset)
-        self.check_rows(others.get("eval_dataset"))
+        self.check_inputs(model, train_dataset, others.get("eval_dataset"))
         reads_prior = self.objective.reads_prior
         if not reads_prior:
             ref_model = None

@@ -8,7 +8,6 @@ The trainer computes them in training, `QAdapterLogits` in generation. With chi 
 parametrization. (In the published version Q_R is all of the logits, and preferences are by padded length.)
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,13 +57,6 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         if others.get("peft_config") is None:
             raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
         super().__init__(model, None, args, train_dataset, **others)
-
-    def resolve_settings(self, objective: Any, args: Any) -> Any:
-        """Resolve the settings, and raise if chi is negative, which would reward an unbounded Q_R."""
-        args = super().resolve_settings(objective, args)
-        if not 0 <= args.chi < math.inf:
-            raise UsageError(f"chi is {args.chi}; it must be 0 or greater, and finite")
-        return args
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step and their common number of tokens, so that all tokens weigh the same."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from datasets import Dataset
 from peft import PeftModel
 
 from repolicy.errors import UsageError
@@ -17,6 +18,15 @@ def require_no_adapter_inside(model: Any) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         remedy = "merge_and_unload the adapter, or load it on its base with PeftModel.from_pretrained"
         raise UsageError(f"the model came from an adapter's folder, so adapters off would change it: {remedy}")
+
+
+def require_one_adapter(model: Any) -> None:
+    """Raise if a PEFT model has another adapter than one named default, of which TRL's reference is a copy."""
+    names = [*model.peft_config] if isinstance(model, PeftModel) else ["default"]
+    if names != ["default"]:
+        problem = f"the model has the adapter {' and '.join(names)}, and TRL goes on from a single one, named default"
+        remedy = "load only that one, or merge_and_unload and give a peft_config"
+        raise UsageError(f"{problem}: {remedy}")
 
 
 def require_prior_when_off(model: PeftModel) -> None:
@@ -44,7 +54,7 @@ def require_settings(args: Any, required: dict[str, tuple[Any, str]]) -> None:
 def require_enough_prompts(dataset: Any, args: Any) -> None:
     """Raise if the prompts do not fill one batch. TRL drops a partial batch, so it would end without a step."""
     batch_prompts = args.generation_batch_size // args.num_generations
-    if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < batch_prompts:
+    if hasattr(dataset, "__len__") and len(dataset) < batch_prompts:
         remedy = "make the batch smaller, num_generations larger, or give more prompts"
         raise UsageError(f"the dataset has {len(dataset)} prompts, and each generation takes {batch_prompts}: {remedy}")
 
@@ -64,20 +74,32 @@ def require_saved_path(model: Any, trainer_name: str) -> None:
         raise UsageError(f"{trainer_name} {problem}: save_pretrained it first and load it from there")
 
 
-def list_datasets(dataset: Any) -> list[Any]:
-    """Return the datasets of a dictionary, or the one dataset, or none."""
-    if dataset is None:
-        return []
-    return [*dataset.values()] if isinstance(dataset, dict) else [dataset]
+def first_row(dataset: Any) -> dict[str, Any]:
+    """Return the first row, which has all columns; raise if there is none."""
+    for row in dataset:
+        return dict(row)
+    raise UsageError("the dataset has no row")
 
 
-def column_names_of(dataset: Any) -> list[str]:
-    """Return the column names. A streamed dataset may not declare them, so its first row is read."""
-    return list(dataset.column_names or next(iter(dataset)))
+def values_of(dataset: Any, column: str) -> Any:
+    """Return the values of a column; of a streamed dataset only the first is read."""
+    return dataset[column] if isinstance(dataset, Dataset) else [first_row(dataset)[column]]
+
+
+def require_columns(dataset: Any, required: tuple[str, ...]) -> None:
+    """Raise if a dataset lacks a required column, or if a text in it is null."""
+    columns = [*first_row(dataset)]
+    missing = [column for column in required if column not in columns]
+    if missing:
+        raise UsageError(f"the dataset has no column {', '.join(missing)}; its columns are {columns}")
+    for column in sorted({"prompt", "completion", "chosen", "rejected"}.intersection(columns)):
+        for row, value in enumerate(values_of(dataset, column)):
+            if value is None:
+                raise UsageError(f"{column} is null in row {row} (the first is 0) of the dataset: filter it out")
 
 
 def require_labels(dataset: Any) -> None:
-    """Raise if a label is not 0 or 1 (false or true); of a streamed dataset the first is read."""
-    for value in dataset["label"] if hasattr(dataset, "__getitem__") else [next(iter(dataset))["label"]]:
+    """Raise if a label is not 0 or 1 (false or true)."""
+    for value in values_of(dataset, "label"):
         if value not in (0, 1):
             raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
