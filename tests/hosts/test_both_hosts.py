@@ -158,6 +158,11 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     named.learn(1)
     found = named.alg.steering.objective
     assert (found.omega, found.alpha, found.states) == (0.6, pytest.approx(0.2), 0.0)
+    measured.clear()
+    other = runners.runner(algorithm=how | {"addon": "addon"}, resume=True)
+    other.load(str(tmp_path / "model_0.pt"))
+    other.learn(1)
+    assert measured, "in another add-on a nat has another worth"
 
 
 @hosts

@@ -102,6 +102,13 @@ def test_a_weight_that_is_named_anew_goes_before_a_budget_that_was_found() -> No
     assert (named.kl_budget, named.objective.omega) == (2.0, 0.5)  # nothing is named otherwise
 
 
+def test_a_weight_that_a_kept_share_does_not_move_may_be_named_anew() -> None:
+    state = Steering(residual(0.4, 0.2), keep=0.9).state()
+    steering = Steering(residual(0.3, 0.05), keep=0.9)
+    steering.resume(state, steering.objective, steering.settings.budget)
+    assert steering.objective == residual(0.4, 0.05)
+
+
 def test_a_budget_of_log_prior_goes_on_where_nothing_is_named() -> None:
     steering = Steering(residual())
     steering.resume(Steering(residual(0.5, 0.25), log_prior_budget=1.0).state(), steering.objective)

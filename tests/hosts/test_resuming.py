@@ -84,6 +84,13 @@ def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: P
     assert found.startswith("the critic is the one of before: where the reward is another")
     assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
 
+    def young(checkpoint: dict[str, Any]) -> None:
+        gone_on(checkpoint)
+        filled("obs_normalizer._mean", 2.0)(checkpoint)
+        checkpoint["actor_state_dict"]["obs_normalizer.count"] *= 3
+
+    assert causes(read_checkpoint(saved(now, young)), read_checkpoint(before)) == [], "of few observations it moves"
+
 
 def test_a_learning_rate_that_moves_by_itself_is_no_cause(tmp_path: Path) -> None:
     def said(name: str, algorithm: Any) -> list[str]:

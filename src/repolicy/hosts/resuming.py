@@ -20,6 +20,7 @@ from repolicy.readers.zips import open_zip
 MAX_CHANGE = 2.0  # factor by which a learning rate or a std may change in a few iterations
 COLLAPSED_STD = 0.01  # a smaller std hardly explores
 MAX_SHIFT = 0.25  # of a std, by which the mean of an observation may move; it moves more where statistics are reset
+MAX_GROWTH = 2.0  # factor of the observations counted, above which they were few and their mean moves by itself
 MAX_LOG_PROB_ERROR = 0.05  # mean in nats, from rounding and from statistics that move within a rollout
 
 Tensors = dict[str, np.ndarray]
@@ -103,7 +104,7 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     rate, rate_before = now.learning_rate or 0.0, before.learning_rate or math.inf
     if rate > MAX_CHANGE * rate_before and not now.adapts:
         rates = f"is {rate:.2g}, and was {rate_before:.2g}"
-        found.append(f"the learning rate {rates}: it is back at its start; set it to that")
+        found.append(f"the learning rate {rates}: it is back at its start, if no schedule moved it; set it to that")
     if now.std is not None and before.std is not None and (now.std / before.std).max() > MAX_CHANGE:
         found.append(f"the std is {now.std.max():.2g}, and was {before.std.max():.2g}: it was reset; copy it as well")
     found += _statistics_causes(now.statistics, before.statistics)
@@ -149,7 +150,8 @@ def _statistics_causes(now: Tensors, before: Tensors) -> list[str]:
     if not now:
         return ["the statistics of observations are missing, so the policy sees other numbers: copy the normalizer"]
     moved = np.abs(now["mean"] - before["mean"]) / np.sqrt(before["var"] + 1e-8)
-    if float(now.get("count", 0.0)) < float(before.get("count", 0.0)) or moved.max() > MAX_SHIFT:
+    growth = float(now.get("count", 1.0)) / max(float(before.get("count", 1.0)), 1.0)
+    if growth < 1.0 or (growth < MAX_GROWTH and moved.max() > MAX_SHIFT):
         far = f"by up to {moved.max():.2g} of their std, and the policy with them"
         return [f"the statistics of observations moved {far}: keep them as they were"]
     return []

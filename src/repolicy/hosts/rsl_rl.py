@@ -211,7 +211,7 @@ class ResidualPPO(PPO):
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with the method's state, the prior and its name added."""
-        state = self.method.state()
+        state = self.method.state() | {"addon": self.addon}
         with self.method.critic_in_rewards():
             saved: dict[str, Any] = super().save() | {"residual": state}
             saved["critic_state_dict"] = {name: part.clone() for name, part in saved["critic_state_dict"].items()}
@@ -238,7 +238,12 @@ class ResidualPPO(PPO):
             if self.prior is not None:
                 weights, label = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
                 priors.check_same_prior(self.prior.state_dict(), weights, self._prior_label, label)
-            self.method.resume(loaded_dict["residual"])
+            addon = loaded_dict["residual"].get("addon", self.addon)
+            if addon == self.addon:
+                self.method.resume(loaded_dict["residual"])
+            else:  # a nat has another worth in it, and the critic is of another reward
+                beside = f"the checkpoint's addon was {addon}, and today's is {self.addon}"
+                print(f"ResidualPPO: {beside}: weights that are not named are measured anew")
             objective = self.steering.objective
             if objective.is_set:  # else measuring prints the weights
                 print(f"ResidualPPO: goes on with omega {objective.omega:.3g} and alpha {objective.alpha:.3g}")

@@ -168,12 +168,14 @@ class Steering:
 
         `named` and `budget` are what today's settings name. A budget named today replaces that of the state, and
         another share to keep is to be measured anew. Where a weight named today differs from the state's, all of
-        today's weights stay; but not where a budget has moved them. A first KL budget begins from the state's omega.
+        today's weights stay. But where a budget has moved weights, these and those without a name are the state's. A
+        first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
         today = {name: getattr(named, name, None) for name in WEIGHTS}
-        unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
+        unnamed = {name for name, weight in today.items() if isinstance(weight, str | None)}
+        unchanged = all(today[name] == weight for name, weight in weights.items() if name not in unnamed)
         self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
         self.is_trained = bool(state.get("is_trained", True))
         if self.keep and state.get("kept") and state.get("keep", self.keep) == self.keep:
@@ -186,7 +188,8 @@ class Steering:
             self.kl_budget, self.log_prior_budget = state.get("kl_budget"), state.get("log_prior_budget")
         has_moved = any(state.get(name) is not None for name in ("kl_budget", "log_prior_budget", "keep"))
         if unchanged or (has_moved and self.settings.budget is not None):
-            self.objective = replace(self.objective, **weights)
+            moved = {"omega", "alpha"} if self.kl_budget is not None else {"omega"}
+            self.objective = replace(self.objective, **{name: weights[name] for name in unnamed | moved})
         if unchanged and self.kl_budget is not None and state.get("kl_budget") is None:
             self.objective = replace(self.objective, alpha=self.objective.omega)
         self._check_budget()
