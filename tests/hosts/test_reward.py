@@ -105,13 +105,14 @@ def test_a_budget_moves_both_weights_after_a_rollout() -> None:
         prior_reward(prior, 0.3, 0.2, kl_budget=0.5)
 
 
-def test_what_a_nat_is_worth_stands_in_the_priors_file() -> None:
+def test_what_a_nat_is_worth_stands_in_the_priors_file(capsys: pytest.CaptureFixture[str]) -> None:
     reward, card = prior_reward("halfcheetah"), read_policy(find_policy("halfcheetah")).card
     assert reward.objective.omega == card["nat_worth"]["value"]
     assert reward.objective.alpha == card["request"]["objective"]["alpha"]
     assert reward.objective.states == 0.0, "a price on states needs states that the prior visited"
     with pytest.raises(UsageError, match="a function has no environment to measure it in: name omega and alpha"):
         prior_reward(policy())
+    assert "measuring" not in capsys.readouterr().out
     with pytest.raises(UsageError, match="or beside kl_budget alpha alone$"):
         prior_reward(policy(), kl_budget=1.0)
     with pytest.raises(UsageError, match="so it has no states to learn: states 0 goes on$"):

@@ -195,7 +195,8 @@ class PriorEpisodes:
 
     def typical_addon(self) -> np.ndarray:
         """Return the root mean square of the add-on over sampled steps."""
-        self._sample_once()
+        if not self.sampled:
+            self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         squares, lengths = (_concatenate(self.sampled, name).sum() for name in ("squared_addon", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
@@ -218,7 +219,6 @@ class PriorEpisodes:
         """Return the density of the prior's states. Raises where they are too few, or observations too large."""
         if self.envs.sizes.observation_size > MAX_STATE_SIZE:
             raise UsageError(f"states of more than {MAX_STATE_SIZE:,} numbers are not learned: set states to 0")
-        self._sample_once()
         while self._needs_states():
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()
@@ -234,10 +234,6 @@ class PriorEpisodes:
         steps = sum(float(each.lengths[:STATE_ENVS].sum()) for each in self.sampled)
         few = states < MIN_OBSERVATIONS and MAX_STEPS_RATIO * states >= steps
         return few or (states < MAX_OBSERVATIONS and len(self.sampled) < MAX_STEPS_RATIO)
-
-    def _sample_once(self) -> None:
-        if not self.sampled:
-            self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
 
 
 def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
@@ -345,7 +341,8 @@ def set_weights(
     """
     if steering.objective.is_set:
         return steering
-    found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, say, episodes))
+    announce = say if episodes else lambda _: None  # without environments nothing is measured
+    found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, announce, episodes))
     for note in found.notes:
         say(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)

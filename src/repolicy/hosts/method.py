@@ -271,10 +271,9 @@ class Method:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores beside the networks and the density, in plain numbers."""
         curves = {name: [*values] for name, values in self.curves.items()}
-        report = {"curves": curves, "compared": self.verdict_episodes}
         moved = None if self.update_kl_sums is None else self.update_kl_sums.tolist()
         critic = self.critic.state() if self.changes_rewards else {}
-        return self.steering.state() | {"moved": moved} | critic | report
+        return self.steering.state() | critic | {"moved": moved, "curves": curves, "compared": self.verdict_episodes}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""

@@ -153,7 +153,7 @@ def _log_prob_of(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
         if isinstance(observations, Tensor):
             actions = torch.as_tensor(actions, dtype=torch.float32, device=observations.device)
             return scoring.to(observations.device).log_prob(observations.float(), actions)
-        tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))
+        tensors = (torch.from_numpy(np.array(part, np.float32)) for part in (observations, actions))
         return scoring.log_prob(*tensors).numpy()
 
     return log_prob

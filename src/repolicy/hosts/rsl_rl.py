@@ -260,8 +260,7 @@ class ResidualPPO(PPO):
         if weights.dials:
             obs, cfg = dial_settings(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        clips = getattr(env, "clip_actions", None) is not None
-        clipping = "the environment clips actions (clip_actions)" if clips else ""
+        clipping = "" if getattr(env, "clip_actions", None) is None else "the environment clips actions (clip_actions)"
         priors.check_objective(algorithm.steering.objective, algorithm.prior is not None, clipping)
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         priors.check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)

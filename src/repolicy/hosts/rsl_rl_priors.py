@@ -95,8 +95,7 @@ def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> Runne
     def concatenate(observations: Any) -> Tensor:
         return torch.cat([observations[group] for group in groups], dim=-1)
 
-    width = concatenate(storage.observations).shape[-1]
-    actions = priors.unbounded_actions(storage.actions_shape[0])
+    width, actions = concatenate(storage.observations).shape[-1], priors.unbounded_actions(storage.actions_shape[0])
     flat_prior = FlatPrior(priors.open_prior(prior), width, actions, concatenate)
     if copy_prior and isinstance(flat_prior.prior, Policy) and not isinstance(actor, PolicyActor):
         gaussian = priors.as_gaussian(flat_prior.prior)
@@ -120,14 +119,13 @@ def check_trained_alike(actor: Any, path: Path) -> None:
     if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not module:
         raise UsageError(f"the prior has the activation {activation}, and the actor {module.__name__}: {remedy}")
     if groups_setting and [group for group in seen_groups if group in groups] != groups:
-        saw = ", ".join(seen_groups)
-        raise UsageError(f"the prior saw the groups {saw}, and the actor {', '.join(groups)}: {remedy}")
+        raise UsageError(
+            f"the prior saw the groups {', '.join(seen_groups)}, and the actor {', '.join(groups)}: {remedy}"
+        )
     for name, default in DEFAULT_RANGES.items():
         today = getattr(actor.distribution, name, None)
-        if not agent or today is None:
-            continue
         trained = parse_numbers(agent, name, default)
-        if not np.allclose(trained, today, atol=1e-5):
+        if agent and today is not None and not np.allclose(trained, today, atol=1e-5):
             raise UsageError(f"the prior has the {name} {trained}, and the actor {[*today]}: {remedy}")
 
 
@@ -138,9 +136,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
     as any policy of ours. Only mjlab's checkpoints tell the steps.
     """
     loaded = load(read_bytes(path), str(path))
-    actor = None
-    if isinstance(loaded, dict) and POLICY not in loaded:
-        actor = loaded.get("actor_state_dict", loaded.get("student_state_dict"))
+    is_theirs = isinstance(loaded, dict) and POLICY not in loaded
+    actor = loaded.get("actor_state_dict", loaded.get("student_state_dict")) if is_theirs else None
     if not isinstance(actor, dict):
         return None, 0
     for name, part in actor.items():

@@ -164,8 +164,7 @@ class ResidualPPO(PPO):
         check_env(steering.objective, self.env, self.prior)
         user_class = self.rollout_buffer_class
         default_class = DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer
-        bases = ReformulatedBuffer, user_class or default_class
-        self.rollout_buffer_class = type("ResidualBuffer", bases, {})
+        self.rollout_buffer_class = type("ResidualBuffer", (ReformulatedBuffer, user_class or default_class), {})
         super()._setup_model()
         self.rollout_buffer_class = user_class  # a saved model must not name a class of ours
         self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credit

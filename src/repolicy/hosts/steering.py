@@ -166,10 +166,9 @@ class Steering:
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
         """Continue from `state`, with its weights and its budget.
 
-        `named` and `budget` are what today's settings name. A budget named today replaces that of the state, and
-        another share to keep is to be measured anew. Where a weight named today differs from the state's, all of
-        today's weights stay. But where a budget has moved weights, these and those without a name are the state's. A
-        first KL budget begins from the state's omega.
+        `named` and `budget` are what today's settings name. A budget named today replaces the state's, and another
+        share to keep is to be measured anew. Where a weight named today differs from the state's, today's weights stay,
+        but those that a budget moves or nobody named are the state's. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
