@@ -36,7 +36,9 @@ class Script:
 
 
 def parse(arguments: list[str]) -> tuple[Script, DecomposedDPOConfig]:
-    script, settings = HfArgumentParser((Script, DecomposedDPOConfig)).parse_args_into_dataclasses(arguments)
+    parser = HfArgumentParser((Script, DecomposedDPOConfig))
+    parser.parse_args(arguments)  # which says in one sentence that an option is misspelled
+    script, settings = parser.parse_args_into_dataclasses(arguments)
     return script, settings
 
 

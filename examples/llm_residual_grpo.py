@@ -46,7 +46,9 @@ def brevity(completions: list[Any], **_: Any) -> list[float]:
 
 
 def parse(arguments: list[str]) -> tuple[Script, ResidualGRPOConfig]:
-    script, settings = HfArgumentParser((Script, ResidualGRPOConfig)).parse_args_into_dataclasses(arguments)
+    parser = HfArgumentParser((Script, ResidualGRPOConfig))
+    parser.parse_args(arguments)  # which says in one sentence that an option is misspelled
+    script, settings = parser.parse_args_into_dataclasses(arguments)
     return script, settings
 
 

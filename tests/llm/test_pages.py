@@ -104,7 +104,7 @@ def test_the_examples_resume(name: str, prior: Path, tmp_path: Path, monkeypatch
 def test_a_script_says_in_a_sentence_what_is_wrong(
     name: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelled file is not looked for on the hub."""
+    """A misspelled file is not looked for on the hub; a misspelled option is the parser's, with its exit code."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": ".", "chosen": "e", "rejected": "b"}))
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
@@ -117,6 +117,8 @@ def test_a_script_says_in_a_sentence_what_is_wrong(
         monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit, match=sentence):
             runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(name).parse([*words, "--omga", "0.3"])
 
 
 @pytest.mark.parametrize("line", command_lines())
