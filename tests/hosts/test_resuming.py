@@ -84,6 +84,11 @@ def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: P
     assert found.startswith("the critic is the one of before: where the reward is another")
     assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
 
+    unseen = read_checkpoint(before)._replace(
+        statistics={"mean": np.zeros(3), "var": np.ones(3), "count": np.zeros(())}
+    )
+    assert causes(read_checkpoint(saved(now, gone_on))._replace(statistics=unseen.statistics), unseen) == []
+
     def young(checkpoint: dict[str, Any]) -> None:
         gone_on(checkpoint)
         filled("obs_normalizer._mean", 2.0)(checkpoint)

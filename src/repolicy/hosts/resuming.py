@@ -150,8 +150,8 @@ def _statistics_causes(now: Tensors, before: Tensors) -> list[str]:
     if not now:
         return ["the statistics of observations are missing, so the policy sees other numbers: copy the normalizer"]
     moved = np.abs(now["mean"] - before["mean"]) / np.sqrt(before["var"] + 1e-8)
-    growth = float(now.get("count", 1.0)) / max(float(before.get("count", 1.0)), 1.0)
-    if growth < 1.0 or (growth < MAX_GROWTH and moved.max() > MAX_SHIFT):
+    count, count_before = (float(each.get("count", 0.0)) for each in (now, before))
+    if count < count_before or (count <= MAX_GROWTH * count_before and moved.max() > MAX_SHIFT):
         far = f"by up to {moved.max():.2g} of their std, and the policy with them"
         return [f"the statistics of observations moved {far}: keep them as they were"]
     return []

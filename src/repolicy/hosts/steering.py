@@ -167,8 +167,8 @@ class Steering:
         """Continue from `state`, with its weights and its budget.
 
         `named` and `budget` are what today's settings name. A budget named today replaces the state's, and another
-        share to keep is to be measured anew. Where a weight named today differs from the state's, today's weights stay,
-        but those that a budget moves or nobody named are the state's. A first KL budget begins from the state's omega.
+        share to keep is to be measured anew. Where a weight named today differs from the state's, today's weights stay;
+        beside a budget in both, those that it moves are the state's. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
