@@ -24,7 +24,7 @@ from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare
-from repolicy.objective import residual
+from repolicy.objective import greedy, residual
 from repolicy.policies.export import onnx_runner
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare import generative
@@ -380,6 +380,8 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert decided.objective.states == 0.0
     assert 1.0 < decided.settings.kl_budget < 5.0  # five nats an episode, and some decisions make one
     assert decided.objective.omega == pytest.approx(spread / math.sqrt(2.0 * 5.0), rel=0.15)  # with a few episodes
+    without_prior = decide(greedy(), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective
+    assert without_prior.alpha < decided.objective.alpha / 10  # else entropy outweighs the wish
     assert decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective.alpha == 0.3
     dial = decide(residual(Range(0.1, 3.0)), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective
     assert dial.at({"omega": 0.7}).alpha == 0.7

@@ -115,7 +115,7 @@ class WeightFinder(ABC):
         if known is not None:
             return known, ""
         if omega in ("auto", "alpha", 0):
-            return self.alpha_from_addon(min_alpha)
+            return self.alpha_from_addon(min_alpha, drift_costs=omega != 0)
         return self.alpha_from_omega(omega)
 
     def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
@@ -123,7 +123,7 @@ class WeightFinder(ABC):
         third = two_digits(ALPHA_PER_OMEGA * low)
         return third, f"a third of omega {low:g}, since the prior's file does not tell its own"
 
-    def alpha_from_addon(self, min_alpha: float) -> tuple[Weight, str]:
+    def alpha_from_addon(self, min_alpha: float, *, drift_costs: bool) -> tuple[Weight, str]:
         """Return an alpha scaled from the add-on's reward, but at least `min_alpha`, the most a nat can be worth.
 
         An alpha that is too large only slows the policy down; one that is too small lets it lose its behavior for good.
@@ -192,11 +192,11 @@ class NoiseWeightFinder(EnvWeightFinder):
     def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
         return "omega", "since N(0, I) is what entropy is measured from, too"
 
-    def alpha_from_addon(self, min_alpha: float) -> tuple[Weight, str]:
+    def alpha_from_addon(self, min_alpha: float, *, drift_costs: bool) -> tuple[Weight, str]:
         """Return the alpha at which an episode's budget of nats pays for the spread of the add-on's return."""
         spread = self.return_std()
-        if not spread > 0.0:
-            return super().alpha_from_addon(min_alpha)
+        if not (drift_costs and spread > 0.0):  # where drift is free, so much for entropy outweighs the wish
+            return super().alpha_from_addon(min_alpha, drift_costs=drift_costs)
         alpha = two_digits(spread / math.sqrt(2.0 * NOISE_BUDGET))
         return alpha, f"at which {NOISE_BUDGET:g} nats buy what the wish varies by in a trial episode ({spread:.3g})"
 
