@@ -9,9 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 
+import gymnasium
 import mujoco
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformObservation
 from linear_world import nothing
 from typed_commands import failed
 
@@ -211,9 +213,22 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
 
 
 def test_an_environment_that_fails_is_one_sentence(session, monkeypatch):
-    monkeypatch.setattr(session._env, "step", lambda action: 1 / 0)
-    with pytest.raises(RepolicyError, match="^the environment's step failed: ZeroDivisionError"):
+    monkeypatch.setattr(session._envs.each[0], "step", lambda action: 1 / 0)
+    with pytest.raises(RepolicyError, match="^environment 'HalfCheetah-v4' failed: ZeroDivisionError"):
         session.step()
+
+
+def test_observations_in_parts_are_planned_from_live(session, tmp_path):
+    def in_parts():
+        env = gymnasium.make("HalfCheetah-v4")
+        parts = gymnasium.spaces.Dict(left=gymnasium.spaces.Box(-9, 9, (8,)), right=gymnasium.spaces.Box(-9, 9, (9,)))
+        return TransformObservation(env, lambda seen: {"right": seen[8:], "left": seen[:8]}, parts)
+
+    same = LiveSession(
+        plan("halfcheetah", "hind_leg=10", env=in_parts, omega=0.1, states=0.0, search=session.planner.search), tmp_path
+    )
+    for _ in range(3):
+        assert np.array(same.step()["parts"]) == pytest.approx(np.array(session.step()["parts"]), abs=1e-3)
 
 
 def test_two_clicks_at_once_keep_the_same_planner(port, monkeypatch):
@@ -224,7 +239,7 @@ def test_two_clicks_at_once_keep_the_same_planner(port, monkeypatch):
 
 
 def test_the_robot_s_limbs_are_where_its_bodies_are(session):
-    env = session._env.unwrapped
+    env = session._envs.each[0].unwrapped
     shown = parts(env)
     assert len(shown) == 8  # HalfCheetah's torso, head, and two legs of three
     for limb, geom in zip(shown, np.flatnonzero(env.model.geom_bodyid), strict=True):
@@ -235,9 +250,9 @@ def test_the_robot_s_limbs_are_where_its_bodies_are(session):
 
 
 def test_the_first_path_is_where_the_prior_would_go(session):
-    env, prior = session._env.unwrapped, session.planner.prior
+    env, prior = session._envs.each[0].unwrapped, session.planner.prior
     began = env.data.qpos.copy(), env.data.qvel.copy()
-    seen, at = session._observation, env.data.xpos[1].copy()
+    seen, at = session._observations[0], env.data.xpos[1].copy()
     gone = []
     for _ in range(2):
         seen = env.step(prior.predict(seen)[0])[0]

@@ -276,13 +276,13 @@ class Plan(RunsPolicy):
     def _check_prior(self, start: "Start") -> None:
         """Raise if these options need another kind of prior or environment."""
         from repolicy.envs import env_name
-        from repolicy.planning.live import with_robot
+        from repolicy.planning.live import check_robot
 
         is_discrete = start.saved is not None and start.saved.policy.actions.kind == "discrete"
         if is_discrete and (self.hz is not None or self.live or self.distil):
             raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.live:
-            with_robot(start.env(self.trust) if self.env is None else env_name(self.env))
+            check_robot(start.env(self.trust) if self.env is None else env_name(self.env))
 
     def _evaluate(self, terminal: Terminal, planner: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the agents; print the rewards, and return their summaries by the agent's name."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Addon, Transitions, action_space, make_one_env, merge_infos, to_env_actions
-from repolicy.errors import RepolicyError, UsageError, in_one_sentence
+from repolicy.envs import Addon, Transitions, make_envs, make_one_env
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned, Say
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.sampling import effective
@@ -58,12 +58,10 @@ class TracedModel:
         return np.stack(self._offsets, axis=1).round(3).tolist()
 
 
-def with_robot(name: str) -> Any:
-    """Make an environment. Raise UsageError if it has no MuJoCo robot that the page can draw."""
-    env = make_one_env(name)
-    if not hasattr(env.unwrapped, "model"):
+def check_robot(name: str) -> None:
+    """Raise UsageError if an environment has no MuJoCo robot that the page can draw."""
+    if not hasattr(make_one_env(name).unwrapped, "model"):
         raise UsageError(f"{name} has no MuJoCo robot, which is what the page draws: plan without --live")
-    return env
 
 
 class LiveSession:
@@ -72,10 +70,9 @@ class LiveSession:
     def __init__(self, planner: Planned, out: Path) -> None:
         self.planner, self.out, self.lock = planner, out, threading.Lock()
         self.is_over, self.streams = False, list[threading.Thread]()  # the threads that act for an open page
-        self._env: Any = with_robot(planner.env)
-        self._space = action_space(self._env.action_space, planner.env)
-        self._observation, _ = self._env.reset(seed=planner.search.seed)
-        planner.watch(self._env)
+        self._envs: Any = make_envs(planner.env, 1, planner.search.seed, "gymnasium")
+        self._observations = self._envs.reset()
+        planner.watch(self._envs)
         self._begin()
         self._means = dict[str, float]()
         # The wish is shown with its first weights, so that values before and after a change can be compared.
@@ -134,9 +131,8 @@ class LiveSession:
         """Act once, and return the values that the page shows."""
         with self.lock:
             start = time.perf_counter()
-            before = np.asarray(self._observation, np.float32).ravel()[None]
+            before = self._observations
             sent = self.planner.to_environment(self._actor(before))
-            action = to_env_actions(sent, self._space, self._env.action_space)[0]
             took = time.perf_counter() - start
             weights = self._actor.candidates.weights
             shown = {
@@ -144,18 +140,15 @@ class LiveSession:
                 "weights": weights[0, :MAX_PATHS].round(3).tolist(),
                 "took": took,
                 "effective": float(effective(weights)[0]),
-                "parts": parts(self._env.unwrapped),
+                "parts": parts(self._envs.each[0].unwrapped),
             }
-            with in_one_sentence("the environment's step failed"):
-                self._observation, reward, terminated, truncated, info = self._env.step(action)
-            after = np.asarray(self._observation, np.float32).ravel()[None]
-            wish = float(self._shown_addon.reward(Transitions(before, sent, after, merge_infos([info])))[0])
-            for name, value in (("old", float(reward)), ("wish", wish)):
+            step = self._envs.step(sent)
+            wish = float(self._shown_addon.reward(Transitions(before, sent, step.final, step.info))[0])
+            for name, value in (("old", float(step.rewards[0])), ("wish", wish)):
                 mean = self._means.get(name, value)
                 self._means[name] = mean + (1.0 - SMOOTHING) * (value - mean)
-            if terminated or truncated:
-                self._observation, _ = self._env.reset()
-                self._actor.reset_memory(np.array([True]))
+            self._actor.reset_memory(step.terminated | step.truncated)
+            self._observations = step.observations
             return shown | self._means | self.settings | {"ends": self._sliders}
 
 
