@@ -155,6 +155,8 @@ def test_features_of_ones_own_are_named_in_the_add_on_to_type(
     addon = f"wish.safetensors(features=own.py:bend)={1 / json.loads(said.out)['spread']:.3g}"
     name, _, weight = addon.rpartition("=")
     assert f"--addon '{name}'={weight} makes it 1" in said.err
+    main(["infer", str(answers), "--asked", ".", "--out", "networks.safetensors"])
+    assert "--addon networks.safetensors=" in capsys.readouterr().err
     assert repolicy.evaluate(policy, episodes=1, longest=20, addon=addon).addon is not None
 
 

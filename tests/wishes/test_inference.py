@@ -170,6 +170,8 @@ def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> N
     found = infer_theta(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, min_share=0.2)
     alike = np.full(1000, 1 / 1000)
     assert 0.2 <= effective_share(reweighted(policy, found.value, ALPHA, alike), alike) < 0.4
+    assert found.is_cut
+    assert not infer_theta(random.normal(size=(100, 2)) + 0.3, policy, ALPHA, min_share=0.2).is_cut
 
 
 @pytest.mark.parametrize(

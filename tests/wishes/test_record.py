@@ -67,8 +67,13 @@ def test_other_files_are_read_as_well(tmp_path: Path) -> None:
     assert found.person.tolist() == [False, True, True, False]
     with pytest.raises(RepolicyError, match="name it with --env"):
         Record.read(tmp_path / "r.npz")
-    np.savez(tmp_path / "flat.npz", **arrays | {"action": wanted.action[:, 0]})  # one number an action
+    # One number an action without a dimension of its own, one truth value a step with one.
+    np.savez(tmp_path / "flat.npz", **arrays | {"action": wanted.action[:, 0], "person": wanted.person[:, None]})
     assert np.array_equal(Record.read(tmp_path / "flat.npz", "X-v0").action, wanted.action)
+    assert np.array_equal(Record.read(tmp_path / "flat.npz", "X-v0").person, wanted.person)
+    np.savez(tmp_path / "flat.npz", **arrays | {"observation": np.full_like(wanted.observation, np.nan)})
+    with pytest.raises(RepolicyError, match="an observation that is no finite number"):
+        Record.read(tmp_path / "flat.npz", "X-v0")
     np.savez(tmp_path / "flat.npz", **arrays | {"person": True})
     with pytest.raises(FileError, match="arrays of several lengths"):
         Record.read(tmp_path / "flat.npz", "X-v0")

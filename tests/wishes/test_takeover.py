@@ -213,6 +213,9 @@ def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Pa
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
     later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1, steps=1600)
     assert later.theta == pytest.approx(2 * wish.theta)  # what is inferred is what the policy's own wish lacks
+    cut = infer([beside], found, "action[0]", 0.1, labels=Labels(passed=0.0), length=10, steps=1600)
+    assert cut.source.endswith("ask for more than the policy alone can tell")
+    assert wish.source.endswith("of their 291 steps")
 
 
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:

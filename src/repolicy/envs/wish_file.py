@@ -203,7 +203,7 @@ def open_wish(request: str) -> LearntWish:
 
 def wish_request(path: Path, features: str) -> str:
     """Return the name of a wish's file as a user types it: with its features, if they are code."""
-    return str(path) if needs_no_code(features) else f"{path}(features={features})"
+    return str(path) if not features or needs_no_code(features) else f"{path}(features={features})"
 
 
 def is_wish_file(request: str) -> bool:

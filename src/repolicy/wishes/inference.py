@@ -28,6 +28,7 @@ class Theta:
 
     value: np.ndarray  # [K]
     covariance: np.ndarray  # [K, K]
+    is_cut: bool = False  # whether θ stopped before its maximum, where it left what the policy's trajectories can tell
 
     @property
     def error(self) -> np.ndarray:
@@ -82,10 +83,11 @@ def infer_theta(
         move = np.linalg.solve((curvature + damping) / alpha**2, gradient(target, mean, alpha))
         spread = np.sqrt(max(move @ curvature @ move, 1e-300))
         move *= min(1.0, alpha / spread)  # at most one standard deviation at a time
+        is_cut = False
         while np.abs(move).max() > TOLERANCE:
             if effective_share(reweighted(policy, step + move, alpha, policy_weights), policy_weights) >= min_share:
                 break
-            move /= 2
+            move, is_cut = move / 2, True
         if np.abs(move).max() <= TOLERANCE:
             break
         step = step + move
@@ -95,7 +97,7 @@ def infer_theta(
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     start = np.zeros(len(scale)) if theta is None else theta
-    return Theta(start + step / scale, covariance / np.outer(scale, scale))
+    return Theta(start + step / scale, covariance / np.outer(scale, scale), is_cut)
 
 
 def minus_expected(

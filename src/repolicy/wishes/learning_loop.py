@@ -161,6 +161,7 @@ def infer(
     )
     groups = shared.groups, own.groups
     wish = infer_theta(person_features, policy_features, alpha, theta, probabilities, groups)
+    source += ", which ask for more than the policy alone can tell" if wish.is_cut else ""
     return LearntWish(joined.env, policy, source, sizes, described, names, wish.value, wish.covariance)
 
 

@@ -64,11 +64,13 @@ class Record:
             raise UsageError("the record has no steps: record an episode first")
         kinds: dict[str, Any] = {"episode": np.int64, "time": np.float64, "person": np.bool_}
         try:
-            arrays = {name: np.array(columns[name], kind) for name, kind in kinds.items()}
+            arrays: dict[str, Any] = {name: np.array(columns[name], kinds[name]).reshape(steps) for name in kinds}
             for name in ROWS:  # a scalar becomes a row of one number
                 arrays[name] = np.array(columns[name], np.float32).reshape(steps, -1)
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
+        if not np.isfinite(arrays["observation"]).all():
+            raise UsageError("the record has an observation that is no finite number: leave its episode out")
         return cls(env, policy, **arrays)
 
     @classmethod
@@ -113,7 +115,7 @@ class Record:
             raise FileError(f"{path} has no observation.state, action, episode_index and intervention")
         has_next = np.flatnonzero(arrays["episode"][1:] == arrays["episode"][:-1])
         steps = {name: values[has_next] for name, values in arrays.items()}
-        steps |= {"person": steps["person"].ravel(), "next": arrays["observation"][has_next + 1]}
+        steps["next"] = arrays["observation"][has_next + 1]
         return cls._from_arrays(steps, path, env)
 
     @classmethod
