@@ -12,7 +12,7 @@ def with_torch_defaults() -> Iterator[None]:
 
     Every public function that makes or reads a policy has this as its decorator.
     """
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype, device = torch.get_default_dtype(), torch.empty(0).device  # get_default_device() may fail in old torch
     on_cpu = contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu")  # the latter slows each call
     with on_cpu, torch.inference_mode(False), torch.enable_grad():
         torch.set_default_dtype(torch.float32)
