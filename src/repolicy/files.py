@@ -75,7 +75,8 @@ def _temporary_path(path: Path) -> Iterator[Path]:
     try:
         if path.exists() and not path.is_file():  # a rename would replace /dev/null by a file
             raise FileError(f"{path} is no file that could be written; choose another name")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():  # `mkdir` would say of a file "File exists"
+            path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}; what was there before is untouched") from None

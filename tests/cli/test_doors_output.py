@@ -57,7 +57,7 @@ def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("redirect", "code", "out", "said"),
     [
-        (">/dev/full", 1, "", "repolicy: No space left on device\n"),
+        (">/dev/full", 1, "", "repolicy: No space left on device: 'stdout'\n"),
         ("| true", 1, "", ""),
         (">&-", 0, "", ""),
         ("", 0, "\N{MULTIPLICATION SIGN} log ?", ""),
@@ -149,7 +149,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("out", "sentence"),
     [
-        ("taken/p.safetensors", "cannot be written: File exists"),
+        ("taken/p.safetensors", "cannot be written: Not a directory"),
         ("n" * 300, "cannot be written: File name too long"),
         ("folder", "is no file that could be written"),
     ],

@@ -109,6 +109,6 @@ def flushed_stdout() -> Iterator[None]:
     finally:
         try:
             print(end="", flush=True)
-        except OSError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # at exit, Python would try to write again
-            raise
+            raise OSError(error.errno, error.strerror, "stdout") from None
