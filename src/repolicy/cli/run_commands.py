@@ -34,7 +34,7 @@ class Run(Trains):
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
-    """Run code: a TorchScript prior, or what the prior's file or the resumed run names as environment or add-on."""
+    """Run code that the resumed run or the prior's file names as environment or add-on, or a prior in TorchScript."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,7 @@ class Imitate(Command):
 
 def is_main_process() -> bool:
     """Return whether this process prints for the user: under torchrun, only the first one does."""
-    place = torchrun_place()
-    return place is None or place[0] == 0
+    return (torchrun_place() or (0, 1))[0] == 0
 
 
 def make_callbacks(out: Path, wandb: str | None) -> list[Any]:

@@ -100,7 +100,7 @@ class Settings(AnySettings):
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything: environments, networks, sampling, shuffling."""
     ranks: Annotated[int, Within(0, 4096)] = 0
-    """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
+    """Processes that share the work, each on one core; 0: one for each physical core (not x86-64: one)."""
     envs: Annotated[int, Within(1, 1e6)] = 64
     """Environments, over all ranks."""
     n_steps: Annotated[int, Within(1, 1e6)] = 64
