@@ -98,7 +98,7 @@ def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyP
 def test_words_come_in_any_order_and_spelling() -> None:
     """Of the settings, only those that are named are handed on; an option goes before the file."""
     usual = cli._parse_command(["customize", "halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
-    assert usual.named == {"gamma": 0.7}
+    assert usual.named_settings == {"gamma": 0.7}
     assert cli._parse_command(["customize", "--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
     Path("mine.json").write_text('{"learning_rate": 0.5, "steps": 3}')
     found = cli._parse_command(["train", "--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
@@ -106,7 +106,7 @@ def test_words_come_in_any_order_and_spelling() -> None:
 
 
 def test_none_is_for_what_may_be_none() -> None:
-    assert cli._parse_command(["train", "Ant-v4", "--target-kl", "None"]).named == {"target_kl": None}
+    assert cli._parse_command(["train", "Ant-v4", "--target-kl", "None"]).named_settings == {"target_kl": None}
     with pytest.raises(UsageError, match="--steps is 'None'; it must be a whole number"):
         cli._parse_command(["plan", "halfcheetah", "--steps", "None"])
 

@@ -157,7 +157,7 @@ def test_joints_are_where_gymnasium_says() -> None:
         ("height=much", "'much' is not a weight; write NAME=0.5"),
         (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
         ("hind_leg(bshin)", "'hind_leg' has no option 'bshin'; it has joint"),
-        ("hind_leg(joint=bshin", "'bshin' is not a weight; write NAME=0.5"),
+        ("hind_leg(joint=bshin", r"write NAME=0.5 or, with an option, NAME\(OPTION=VALUE\)=0.5"),
     ],
 )
 def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:

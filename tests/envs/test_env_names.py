@@ -10,7 +10,7 @@ from tiny_envs import tiny
 from repolicy.envs import names
 from repolicy.envs.batches import RESERVED_OPTIONS
 from repolicy.envs.making import make_envs
-from repolicy.envs.names import envpool_names
+from repolicy.envs.names import envpool_names, parse_env_name
 from repolicy.errors import UsageError
 
 envpool = pytest.importorskip("envpool")
@@ -71,6 +71,10 @@ def test_options_follow_the_name(backend: Any) -> None:
     assert not still.reset().any()  # every joint and every speed at rest
     for batch in (plain, still):
         batch.close()
+
+
+def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
+    assert parse_env_name(f"Hopper-v4?a={'[' * 100_000}").options == {"a": "[" * 100_000}
 
 
 @pytest.mark.parametrize(

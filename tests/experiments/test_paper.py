@@ -114,8 +114,11 @@ def test_a_report_of_a_part_says_what_is_missing_and_mixed() -> None:
 
 
 def test_the_picture_is_of_what_is_in_the_ledger(tmp_path: Path) -> None:
-    draw(results(soft=[5000.0, 6000.0]).rows, tmp_path / "paper.png")
-    assert (tmp_path / "paper.png").exists()
+    pictures = []
+    for low in (5000.0, 5000.0, 4000.0):
+        draw(results(soft=[low, 6000.0]).rows, tmp_path / "paper.png")
+        pictures.append((tmp_path / "paper.png").read_bytes())
+    assert pictures[0] == pictures[1] != pictures[2]
 
 
 def test_a_bar_does_not_end_a_cell() -> None:

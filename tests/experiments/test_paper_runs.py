@@ -44,7 +44,7 @@ def test_every_run_is_the_papers() -> None:
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
         assert command.parse_objective() == objective_by_name(name, **options), plan
         usual_ones = train_defaults(words[1]) if words[0] == "train" else customize_defaults("halfcheetah")
-        settings = replace(usual_ones, **command.named).as_dict()
+        settings = replace(usual_ones, **command.named_settings).as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
         assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")
         assert settings.pop("critic_warmup") == (0.05 if words[0] == "customize" else 0.0)
@@ -105,7 +105,7 @@ def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
     for plan in [plan for plan in plan_runs(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
         words = plan.run(Path("halfcheetah")).arguments
-        assert _parse_command(list(words)).named["ranks"] == 1
+        assert _parse_command(list(words)).named_settings["ranks"] == 1
     assert {plan.task for plan in plan_runs(("walker2d",), 1)} == {"walker2d"}
 
 

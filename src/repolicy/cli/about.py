@@ -79,14 +79,14 @@ class Bench(Command):
     """Environment."""
     slices: int = 10
     """Number of pairs of slices; the median slices are reported."""
-    named: Settings = field(default_factory=Settings)
+    named_settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, "steps")  # settings without effect here
     defaults = staticmethod(defaults_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.bench import bench
 
-        overrides: Any = self.named
+        overrides: Any = self.named_settings
         if "steps" in overrides:
             raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, replace(train_defaults(self.env), **overrides), self.slices)

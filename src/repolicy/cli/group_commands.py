@@ -127,7 +127,7 @@ class ResidualQLearning(Run):
 
     out: Path | None = None
     """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
-    named: Settings = field(default_factory=Settings)
+    named_settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)

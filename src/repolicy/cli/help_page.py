@@ -57,7 +57,7 @@ def _group(ungrouped: list[Option]) -> list[tuple[str, list[Option]]]:
     order = {name: index for index, name in enumerate(title_of)}
     groups: dict[str, list[Option]] = {title: [] for title in OPTION_GROUPS}
     for option in sorted(ungrouped, key=lambda option: order.get(option.name, len(order))):
-        default_title = "learning" if option.path[0] == "named" else "what to ask for"
+        default_title = "learning" if option.path[0] == "named_settings" else "what to ask for"
         groups[title_of.get(option.name, default_title)].append(option)
     return [(title, members) for title, members in groups.items() if members]
 

@@ -100,7 +100,7 @@ class CustomizesPrior(OpensPolicy):
     """For a generative policy: the number of successive actions in its output."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
-    named: Settings = field(default_factory=Settings)
+    named_settings: Settings = field(default_factory=Settings)
 
     @staticmethod
     def defaults() -> SettingsDefaults:
@@ -115,7 +115,7 @@ def defaults_by_env() -> SettingsDefaults:
 def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the settings that a command names, in a file and as options; options override the file."""
     of_file = {} if command.settings is None else read_settings(command.settings, kind)
-    return of_file | command.named
+    return of_file | command.named_settings
 
 
 def parse_weight(name: str, text: str | None) -> Weight:
@@ -185,7 +185,7 @@ def _options(cls: type, path: tuple[str, ...], examples: list[Any], defaults: Se
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         field_path = (*path, each.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            nested = settings_examples if each.name == "named" and settings_examples else values
+            nested = settings_examples if each.name == "named_settings" and settings_examples else values
             yield from _options(hint, field_path, nested, defaults)
             continue
         metavar = next((extra.metavar for extra in extras if isinstance(extra, Positional)), "")
@@ -301,7 +301,7 @@ def _converter(option: Option, parser: argparse.ArgumentParser) -> Callable[[str
 
 
 def parse(command: type, words: Sequence[str], prog: str) -> Any:
-    """Parse the words into a command; its `named` settings become a mapping of those that the words name."""
+    """Parse the words into a command; its `named_settings` become a mapping of those that the words name."""
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_options(parser, command)
     parsed, unknown = parser.parse_known_args(list(words))
@@ -316,7 +316,7 @@ def parse(command: type, words: Sequence[str], prog: str) -> Any:
     for each in fields(command):
         if is_dataclass(hints[each.name]):
             named = values.get(each.name, {})
-            values[each.name] = named if each.name == "named" else hints[each.name](**named)  # type: ignore[operator]
+            values[each.name] = named if each.name == "named_settings" else hints[each.name](**named)  # type: ignore[operator]
     return command(**values)
 
 

@@ -60,7 +60,7 @@ class Train(Run):
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
-    named: Settings = field(default_factory=Settings)
+    named_settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = BUDGETS  # settings without effect here
     defaults = staticmethod(defaults_by_env)
 

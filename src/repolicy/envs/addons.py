@@ -192,7 +192,8 @@ def load_term(request: str) -> AddonTerm:
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
         )
     if not math.isfinite(weight := parse_number(weight_text)):
-        raise UsageError(f"add-on {request!r}: {weight_text!r} is not a weight; write NAME=0.5")
+        forms = "NAME=0.5 or, with an option, NAME(OPTION=VALUE)=0.5"
+        raise UsageError(f"add-on {request!r}: {weight_text!r} is not a weight; write {forms}")
     if is_wish_file(addon):
         return AddonTerm(addon, open_wish(addon), weight)
     if own := import_target(request):

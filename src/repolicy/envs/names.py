@@ -150,7 +150,7 @@ def _split_options(name: str) -> tuple[str, dict[str, Any]]:
             raise UsageError(f"environment {name!r} sets {key} more than once: leave one out")
         try:
             options[key] = value if key in TEXT_OPTIONS else json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):  # text, or brackets as deep as a forged file may have
             options[key] = value
     return plain, options
 

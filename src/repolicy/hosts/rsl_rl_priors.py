@@ -95,7 +95,8 @@ def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> Runne
     def concatenate(observations: Any) -> Tensor:
         return torch.cat([observations[group] for group in groups], dim=-1)
 
-    width, actions = concatenate(storage.observations).shape[-1], priors.unbounded_actions(storage.actions_shape[0])
+    width = concatenate(storage.observations).shape[-1]
+    actions = priors.unbounded_actions(storage.actions_shape[0])
     flat_prior = FlatPrior(priors.open_prior(prior), width, actions, concatenate)
     if copy_prior and isinstance(flat_prior.prior, Policy) and not isinstance(actor, PolicyActor):
         gaussian = priors.as_gaussian(flat_prior.prior)
