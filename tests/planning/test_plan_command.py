@@ -231,6 +231,18 @@ def test_observations_in_parts_are_planned_from_live(session, tmp_path):
         assert np.array(same.step()["parts"]) == pytest.approx(np.array(session.step()["parts"]), abs=1e-3)
 
 
+def test_the_plan_begins_anew_with_each_episode(session, tmp_path, monkeypatch):
+    short = plan(
+        "halfcheetah", "hind_leg=10", env="HalfCheetah-v4?max_episode_steps=2", omega=0.1, states=0.0,
+        search=session.planner.search,
+    )  # fmt: skip
+    live, ended = LiveSession(short, tmp_path), []
+    monkeypatch.setattr(live._actor, "reset_memory", lambda mask: ended.extend(mask.tolist()))
+    for _ in range(5):
+        live.step()
+    assert ended == [False, True, False, True, False]
+
+
 def test_two_clicks_at_once_keep_the_same_planner(port, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda _: time.sleep(0.05))  # so that the second begins while the first writes
     with ThreadPoolExecutor(2) as pool:
