@@ -177,9 +177,9 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     request = runs[which].load_request()
     words = shlex.split(report.repeat_command(runs[which], request))
     command = cli._parse_command(words[1:])
-    steps = command.named.get("steps", 1_000_000)
+    steps = command.named_settings.get("steps", 1_000_000)
     usual = customize_defaults(read_policy(command.prior).policy, steps) if which else train_defaults(ENV)
-    settings = replace(usual, **command.named)
+    settings = replace(usual, **command.named_settings)
     assert settings == request.settings
     assert command.addon == request.addons
     if which:
