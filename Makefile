@@ -40,7 +40,7 @@ paper: .venv/full  ## the paper's tables, measured again: days; stop it at any t
 	$(BIN)/python -m experiments.paper --picture docs/images/paper.png
 	$(BIN)/python -m experiments.tables
 
-stale: .venv/base  ## which rows of results/ were measured with code that has changed since
+stale: .venv/base  ## which rows of results/ are older than a change that makes runs end elsewhere
 	$(BIN)/python -m experiments.stale
 
 site: .venv/docs  ## these pages as a website in site/, which works from a disk, without a network

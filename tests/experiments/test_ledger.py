@@ -70,66 +70,25 @@ def test_one_program_fills_it_at_a_time(ledger: Ledger) -> None:
         assert len(ledger.rows()) == 3
 
 
-WHO = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+def test_rows_are_stale_that_do_not_contain_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-
-@pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    git("init", "-q")
+    commits = []
+    for message in ("before", "the change", "after"):
+        git("commit", "-q", "--allow-empty", "-m", message)
+        commits.append(git("rev-parse", "HEAD").strip())
     monkeypatch.setattr(stale, "ROOT", tmp_path)
-    stale.count_changes.cache_clear()
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    return tmp_path
-
-
-def committed(clone: Path, **files: str) -> str:
-    """A commit of these files, `__` in a name for a folder; its name."""
-    for name, text in files.items():
-        path = clone / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    subprocess.run(["git", "add", "-A"], cwd=clone, check=True)
-    subprocess.run(["git", *WHO, "commit", "-qm", "a step"], cwd=clone, check=True)
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True)
-    return told.stdout.strip()
-
-
-def rows(*commits: str) -> str:
-    return "".join(json.dumps({"key": str(index), "commit": each}) + "\n" for index, each in enumerate(commits))
-
-
-def test_a_row_is_stale_once_what_it_depends_on_has_changed(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = committed(clone, src__repolicy__learning="1", src__repolicy__llm="1")
-    second = committed(clone, src__repolicy__learning="2")
-    third = committed(clone, src__repolicy__llm="2", docs="1")
-    (clone / "results").mkdir()
-    (clone / "results" / "runs.jsonl").write_text(rows(first, f"{first}+", second, third, "f" * 40))
-    committed(clone, results__llm__dial="")
-    expected = {
-        ("runs.jsonl", first): (1, 1), ("runs.jsonl", f"{first}+"): (1, 1), ("runs.jsonl", "f" * 40): (1, None)
-    }  # fmt: skip
-    assert stale.stale_rows(clone / "results") == expected
-    monkeypatch.setattr("sys.argv", ["stale", "--results", str(clone / "results")])
-    stale.main()
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == f"runs.jsonl: 1 rows of {first[:10]}, changed 1 times since"
-    assert "ffffffffff, a commit that this clone does not have" in told[2]
-    assert told[3] == "3 rows in 1 files are older than the code that they depend on"
-    committed(clone, src__repolicy__learning="3")
-    (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
-    stale.count_changes.cache_clear()
-    found = stale.stale_rows(clone / "results")
-    assert found["new.jsonl", first] == found["runs.jsonl", first] == (1, 2)
-    assert sum(count for count, _ in found.values()) == 6
-
-
-def test_what_a_kind_depends_on() -> None:
-    assert "src/repolicy/llm" in stale.dependencies_of("llm/rate-0.002/frontier.jsonl")
-    assert "src/repolicy/learning" in stale.dependencies_of("anything.jsonl")
-    assert "src/repolicy/learning" not in stale.dependencies_of("adapters.jsonl")
-    root = Path(stale.__file__).parents[1]
-    assert all((root / path).exists() for paths in stale.DEPENDENCIES.values() for path in paths)
+    rows = [("old", commits[0]), ("edited", f"{commits[0]}+"), ("new", commits[1]), ("newest", f"{commits[2]}+")]
+    rows += [("lost", "f" * 40)]
+    written = [{"key": key, "commit": commit, "command": "repolicy customize a"} for key, commit in rows]
+    written += [{"key": "prior", "commit": commits[0], "command": "repolicy evaluate a"}]
+    (tmp_path / "runs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in written))
+    (tmp_path / "none.jsonl").write_text("")
+    change = stale.Change(commits[1], "it", ("runs", "none"), "repolicy customize")
+    assert stale.stale_rows(tmp_path, change) == {"runs": ["old", "edited", "lost"]}
 
 
 RESULTS = Path(__file__).parents[2] / "results"
