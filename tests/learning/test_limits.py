@@ -1,5 +1,6 @@
 """Limits in a user's units, and a share of the old return: each is held by a weight of its own."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -18,6 +19,7 @@ from repolicy.envs.limits import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import (
+    HeldLimit,
     Limits,
     Multipliers,
     block_means,
@@ -28,6 +30,7 @@ from repolicy.learning.multipliers import (
     limit_violation,
     steered_objective,
 )
+from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import greedy, residual
@@ -35,6 +38,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request
+from repolicy.runs.result import Estimate
 from repolicy.runs.settings import Settings
 
 EFFORT = f"{__file__}:effort"
@@ -172,6 +176,50 @@ def test_what_is_off_follows_a_measurement_as_far_as_that_is_certain(noise: floa
     assert limit_violation(-50.0, noise, None) == -4.0
 
 
+def test_a_limits_weight_follows_what_is_measured_and_how_that_changes() -> None:
+    """Worked by hand: the integral gain is 0.03, the proportional one 1, and the limit is broken by 0.03 at 1."""
+    held = HeldLimit(parse_limits("power<=0.3")[0])
+    held.begin(0.5, residual(0.2, 0.1))
+    logs = []
+    for measured in (Estimate(0.36, 0.0), Estimate(0.285, 0.0), Estimate(0.345, 0.015)):  # broken by 2, −½; 1½ ± ½
+        held.move(measured)
+        logs.append(math.log(held.weight / 0.4))  # at first what a nat costs for the typical size, 0.2 / 0.5
+    assert held.violation == pytest.approx(0.0)  # ¼ of the way from −½ to 1½
+    assert logs == pytest.approx([0.06, 0.06 - 0.015 - 1.5, 0.06 - 0.015 - 1.5 + 0.5])
+    for _ in range(200):
+        held.move(Estimate(-9.0, 0.0))
+    assert held.weight == pytest.approx(0.4 / 1e3)
+
+
+def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> None:
+    """Eight environments of two steps, in which the prior earns 1 and then 3 a step: 2 on average."""
+    request = Request("CartPole-v1", residual(0.2, 0.1), Settings(keep=0.9), prior="a checksum")
+    held, weights = Multipliers(request, 4), residual(0.2, 0.1)
+    held.prior_rewards = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
+    ages, noise = np.array([[1] * 8, [2] * 8]), 0.1 * 7**0.5 * np.repeat([1.0, -1.0], 4)  # an error of 0.1
+    shares, logs = [], []
+    for lost in (0.4, 0.2):
+        basic = 2.0 * ages - 1.0 - lost + noise
+        steps: Any = SimpleNamespace(basic=basic, ages=ages, terminated=np.zeros((2, 8), bool))
+        shares.append(held.metrics(held.local_sums(steps, steps), weights)["kept"])
+        weights = held.steer({}, weights)
+        logs.append(math.log(weights.omega / 0.2))
+    assert shares == pytest.approx([0.8, 0.9])
+    # Off by 1, a tenth of the old return. Then by 0 ± ½, of which a quarter counts: ¾.
+    assert logs == pytest.approx([0.03, 0.03 + 0.03 * 0.75 - 0.25])
+    assert weights.alpha == 0.1
+
+
+def test_what_limits_cost_is_taken_from_the_reward() -> None:
+    task = torch.tensor([[2.0, 3.0]])
+    rollout: Any = SimpleNamespace(log_probs=torch.zeros(1, 2), next_observations=None, ages=None)
+    worker: Any = SimpleNamespace(
+        objective=greedy(0.0), familiarity=lambda *_: None, multipliers=SimpleNamespace(price=lambda _: 5.0 * task)
+    )
+    reward = Worker.reward(worker, rollout, TaskRewards(task, {}, task, [task]), None)
+    assert (reward.task.tolist(), reward.total.tolist()) == ([[2.0, 3.0]], [[-8.0, -12.0]])
+
+
 def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
     metric, entry, own = parse_limits(["hind_leg<=0.25", "x_velocity >= 7.5", f"{EFFORT}<=1e-1"], "HalfCheetah-v4")
     assert [str(each) for each in (metric, entry, own)] == ["hind_leg<=0.25", "x_velocity>=7.5", "effort<=0.1"]
@@ -231,6 +279,20 @@ def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None
     assert budget_violation(1e-9, 1e-9) == 0.0
 
 
+def test_a_noisy_measurement_of_a_budget_is_averaged_with_the_last_one() -> None:
+    """A std of half the budget, twice what is borne, counts a quarter; a KL's variance is twice the budget."""
+    assert budget_violation(3.0, 2.0, math.log(1.5), samples=4) == pytest.approx(math.log(1.5))
+    assert budget_violation(5.0, 2.0, 0.0, samples=4) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
+    assert budget_violation(5.0, 2.0, 0.0, samples=9, variance=9.0) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
+    settings = Settings(log_prior_budget=2.0, envs=3, n_steps=3)
+    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), settings, prior="a checksum"), 4)
+    held.budget_violation = 0.0
+    moved = held.steer({"below_prior": 5.0, "below_prior_squares": 25.0 + 9.0}, residual(0.2, 0.1))
+    assert math.exp(held.budget_violation) == pytest.approx(0.25 * 2.5 + 0.75)
+    assert moved.omega == pytest.approx(0.2 * math.exp(1.03 * held.budget_violation))
+    assert moved.alpha == 0.1
+
+
 def test_a_kl_budget_moves_both_weights_alike_and_a_log_prior_budget_omega_alone() -> None:
     weights = residual(0.2, 0.1)
     both, alone = steered_objective(weights, 0.0, 1.0), steered_objective(weights, 0.0, 1.0, omega_alone=True)
@@ -270,3 +332,4 @@ def test_a_limit_that_held_once_and_is_broken_now_is_told_with_both_means() -> N
     held.limits["power<=0.3"].unit = 0.03
     [said] = constraint_warnings(held, {"limit_power<=0.3": [0.1] * 20 + [0.6] * 20})
     assert said.startswith("limit power<=0.3 is broken: the last 20 iterations have 0.6, the best 20 0.1; more --steps")
+    assert not constraint_warnings(held, {"limit_power<=0.3": [0.2, 0.42] * 10})  # broken by 0.01 ± 0.025

@@ -66,6 +66,11 @@ def test_verdicts(new: float, verdict: str, sign: float) -> None:
     assert judge(old, old + new - 1.0, margin=Margin.parse(0.05)).verdict == verdict
 
 
+def test_a_loss_beyond_the_margin_may_be_as_large_as_the_return_and_the_margin() -> None:
+    """With 0.05 lost beyond it, the largest stake makes 0.75 · 0.05 / 1.05: 20 in 86 bets, after 10 episodes."""
+    assert [judge(np.ones(count), np.full(count, 0.9)).verdict for count in (95, 96)] == ["cannot tell", "worse"]
+
+
 @pytest.mark.parametrize(("sign", "shown"), [(1.0, "below −"), (-1.0, "above +")])
 def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
     random = np.random.default_rng(0)

@@ -135,6 +135,7 @@ def test_the_normalizer_has_seen_all_batches_as_one() -> None:
     seen = normalizer(torch.from_numpy(everything).float())
     np.testing.assert_allclose(seen.mean(0), 0.0, atol=1e-4)
     np.testing.assert_allclose(seen.numpy().std(0), 1.0, atol=1e-4)
+    np.testing.assert_allclose(normalizer(normalizer.denormalized_noise(torch.ones(3))), 1.0, atol=1e-4)
 
 
 def test_the_normalizer_clips() -> None:

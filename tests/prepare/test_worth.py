@@ -60,6 +60,12 @@ def test_the_error_is_that_of_the_ratio() -> None:
         assert np.mean([each.value for each in many]) == pytest.approx(mean, rel=0.02)
         assert np.std([each.value for each in many]) == pytest.approx(np.mean([each.error for each in many]), rel=0.1)
 
+    nats = np.arange(
+        8.0
+    )  # a return that is a number plus α times the nats leaves no error, whichever episodes are seen
+    exact = worth_of(EpisodeSums(3.0 + 2.0 * nats, nats), EpisodeSums(3.0 - 2.0 * nats, nats))
+    assert (exact.value, exact.error) == pytest.approx((2.0, 0.0), abs=1e-12)
+
 
 @pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
 def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> None:

@@ -302,11 +302,12 @@ def test_bounds_of_an_observation_are_seen_as_one_and_what_has_none_as_it_is() -
 
 def test_exploration_noise_has_the_std_that_was_asked_for_and_keeps_its_direction() -> None:
     """Of many numbers, long after they began at 0; in a step each forgets a twentieth."""
-    noise = _noise(0.3, 20_000)
+    np.random.seed(0)  # Stable-Baselines3 draws from NumPy's global generator
+    noise = _noise(0.3, 100_000)
     for _ in range(200):
         before = noise()
     after = noise()
-    assert after.std() == pytest.approx(0.3, rel=0.05)
+    assert after.std() == pytest.approx(0.3, rel=0.006)
     assert np.corrcoef(before, after)[0, 1] == pytest.approx(0.95, abs=0.01)
 
 

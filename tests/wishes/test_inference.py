@@ -154,6 +154,12 @@ def test_a_person_is_not_to_blame_for_where_they_take_over() -> None:
     assert higher == pytest.approx(left, abs=1e-9)
 
 
+def test_the_error_is_that_of_both_means() -> None:
+    """(2/2 + (4/3)/4) · (α / 1)², for variances of 2 and 4/3 in two and four trajectories, and a curvature of 1."""
+    found = infer_theta(np.array([[0.0], [2.0]]), np.array([[0.0], [2.0], [0.0], [2.0]]), 0.5)
+    assert (found.value.item(), found.covariance.item()) == pytest.approx((0.0, 4 / 3 * 0.25))
+
+
 def test_what_is_always_together_counts_once_in_the_error() -> None:
     random = np.random.default_rng(2)
     person, policy = random.normal(size=(20, 2)), random.normal(size=(50, 2))

@@ -2,7 +2,7 @@
 
 A soft-optimal policy at α is exp((Q − V)/α). So the return of its mean action exceeds the return of its sampled actions
 by α times a number of nats: log π of the mean actions, summed over their episodes, plus the entropy, summed over the
-sampled episodes. This is exact, also where episodes end early, and holds however the policy was trained.
+sampled episodes. This is exact without discount, also where episodes end early; what would follow a cut is left out.
 """
 
 import math
@@ -36,8 +36,7 @@ class Worth:
 class EpisodeSums(NamedTuple):
     """Returns and nats of some episodes, each `[E]`.
 
-    Nats are log π of the mean actions, or the entropy where actions were sampled. Both sums go over the same steps, so
-    it does not matter where an episode is cut.
+    Nats are log π of the mean actions, or the entropy where actions were sampled. Both sums go over the same steps.
     """
 
     returns: np.ndarray

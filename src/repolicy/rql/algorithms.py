@@ -337,7 +337,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
 
 def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
     """Return Ornstein-Uhlenbeck noise with this stationary std, correlated over about 1 / NOISE_DECAY steps."""
-    sigma = std * math.sqrt(2 * NOISE_DECAY)
+    sigma = std * math.sqrt(NOISE_DECAY * (2 - NOISE_DECAY))
     return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=NOISE_DECAY, dt=1.0)
 
 
