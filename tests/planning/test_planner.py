@@ -155,6 +155,10 @@ def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     stays = np.isclose(free.scores, edge.scores)[0]
     assert 0 < stays.sum() < 200
     assert edge.scores[0, ~stays].max() < edge.scores[0, stays].min()
+    bleak = planner(samples=200, model=LinearModel(edge=0.45))  # where going on is worth less than nothing
+    bleak = replace(bleak, score=replace(bleak.score, value=lambda seen: np.full(len(seen), -1e3)))
+    scores = bleak.candidates(x, plans, draws).scores[0]
+    assert scores[~stays].max() < scores[stays].min()
     broken = planner(samples=200, model=LinearModel(edge=0.45, broken=0.45)).candidates(x, plans, draws)
     assert np.array_equal(np.isneginf(broken.scores[0]), ~stays)
     assert not broken.weights[0, ~stays].any()

@@ -241,16 +241,17 @@ def test_the_most_telling_pair_lowers_the_doubt_most() -> None:
     random = np.random.default_rng(0)
     rows, belief = random.normal(size=(12, 3)), Theta(np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.2, 3.0]))
 
-    def left(row: np.ndarray) -> float:
-        chance = 1 / (1 + np.exp(-row @ belief.value))
-        precision = np.linalg.inv(belief.covariance) + chance * (1 - chance) * np.outer(row, row)
+    def left(answered: np.ndarray) -> float:
+        chance = 1 / (1 + np.exp(-answered @ belief.value))
+        precision = np.linalg.inv(belief.covariance) + (answered.T * chance * (1 - chance)) @ answered
         return -float(np.linalg.slogdet(precision)[1])
 
-    first, second = most_informative(rows, belief, 2)
-    assert first == int(np.argmin([left(row) for row in rows]))
-    again = np.vstack([rows[first], rows])
-    assert most_informative(again, belief, 2)[1] != first + 1  # the same pair once more would tell less
-    assert second != first
+    chosen = most_informative(rows, belief, 6)
+    for count, index in enumerate(chosen):
+        open_ = [other for other in range(12) if other not in chosen[:count]]
+        assert index == min(open_, key=lambda other: left(rows[[*chosen[:count], other]]))
+    again = np.vstack([rows[chosen[0]], rows])
+    assert most_informative(again, belief, 2)[1] != chosen[0] + 1  # the same pair once more would tell less
 
 
 def test_an_ensemble_asks_where_it_disagrees() -> None:
