@@ -123,6 +123,8 @@ ROOMS = [
     Mutant("learning/multipliers.py", "noise / prior_reward)", "noise)", LIMITS, "the noise of a kept share in another unit than the share"),
     Mutant("learning/multipliers.py", "mean_action_rollout.ages) - 1", "mean_action_rollout.ages)", LIMITS, "the prior's rewards a step late"),
     Mutant("learning/multipliers.py", "+ 2.0 * error:", "+ 0.0 * error:", LIMITS, "a limit that chance broke is called broken"),
+    Mutant("learning/worker.py", "reward.total - sum(reward[:3]) - reward.states", "reward.total - sum(reward[:3])", LIMITS, "what states cost is logged as what limits cost"),
+    Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
     Mutant("learning/worker.py", "total=parts.total - price", "total=parts.total + price", LIMITS, "a reward that grows by what limits cost"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
     Mutant("envs/limits.py", "one.excess(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),

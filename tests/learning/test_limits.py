@@ -33,10 +33,11 @@ from repolicy.learning.multipliers import (
 from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
-from repolicy.objective import greedy, residual
+from repolicy.objective import Reward, greedy, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.opening import read_policy
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.result import Estimate
 from repolicy.runs.settings import Settings
@@ -218,6 +219,21 @@ def test_what_limits_cost_is_taken_from_the_reward() -> None:
     )
     reward = Worker.reward(worker, rollout, TaskRewards(task, {}, task, [task]), None)
     assert (reward.task.tolist(), reward.total.tolist()) == ([[2.0, 3.0]], [[-8.0, -12.0]])
+
+
+def test_the_log_has_a_steps_mean_of_each_part_of_the_reward() -> None:
+    one = torch.ones(1, 2, dtype=torch.float64)
+    rollout: Any = SimpleNamespace(log_probs=-3.0 * one, episodes=SimpleNamespace(returns=[], lengths=[]))
+    worker: Any = SimpleNamespace(
+        objective=residual(0.2, 0.1, states=0.2), settings=Settings(envs=2, n_steps=1), team=SingleRank(),
+        multipliers=SimpleNamespace(limits=[1], local_sums=lambda *_: {}, metrics=lambda *_: {}),
+        mean_action_rollout=None, fits_normalizer=False, fits_critic_normalizer=False, below_prior=lambda *_: {},
+    )  # fmt: skip
+    reward, log_prior = Reward(8 * one, 4 * one, 2 * one, -one, 6 * one), torch.tensor([[0.0, -10.0]])
+    found, _ = Worker.reduce_metrics(worker, rollout, reward, log_prior, stop=False)
+    parts = [found[f"reward_{name}"] for name in ("task", "prior", "entropy", "states", "limits", "total")]
+    assert parts == [8.0, 4.0, 2.0, -1.0, -7.0, 6.0]
+    assert (found["log_prior"], found["log_prior_low"], found["prior_kl"]) == pytest.approx((-5.0, -9.0, 2.0))
 
 
 def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
