@@ -259,6 +259,7 @@ ROOMS = [
     Mutant("prepare/worth.py", "or found.steps >= max_steps", "", WORTH, "a worth is sought without end"),
     Mutant("prepare/worth.py", "worth.value + 2 * worth.error for", "worth.value for", WORTH, "what a nat is worth at most, without its error"),
     Mutant("prepare/worth.py", "[each.lengths for each in sampled]", "[each.lengths for each in by_mean]", WORTH, "how long the mean action's episodes are"),
+    Mutant("prepare/weights.py", "np.log(prior.actions.sizes).sum()", "np.log(prior.actions.sizes).max()", "tests/prepare/test_weights.py", "a budget of the largest of several choices"),
     Mutant("prepare/weights.py", "states = worths.basic.value if", "states = max(worth.value for worth in worths.known) if", WORTH, "states priced by the add-on"),
     Mutant("policies/density.py", "1.0 - QUANTILE)", "QUANTILE)", STATES, "three quarters of the prior's own states cost something"),
     Mutant("policies/density.py", ".clamp_(0.0, MAX_COST)", ".clamp_(0.0)", STATES, "a state that costs without a limit"),

@@ -25,6 +25,7 @@ from repolicy.prepare.weights import (
     ALPHAS,
     DEFAULT_KL_BUDGET,
     NoiseWeightFinder,
+    default_kl_budget,
 )
 from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
@@ -230,6 +231,11 @@ def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are(ended
     task.trial_rollout.terminated[ended, range(len(ended))] = True
     assert task.default_kl_budget() == 5.0 / 1000
     assert task.return_std() == pytest.approx(float(np.std(task.addon_rewards().sum(0))))
+
+
+def test_a_budget_of_choices_is_a_quarter_of_the_entropy_of_all_of_them() -> None:
+    for sizes, nats in (((2,), 0.17), ((2, 3), 0.45)):  # log 2 / 4, log 6 / 4
+        assert default_kl_budget(PolicySpec(1, ActionSpace("discrete", sizes), "categorical")) == nats
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
