@@ -1,7 +1,9 @@
 """The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
 
+import contextlib
 import importlib
 import json
+import os
 import signal
 import tomllib
 from pathlib import Path
@@ -43,6 +45,14 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert code == 0
     assert all(f"  {name} " in out for name in (*cli.COMMANDS, *cli.GROUPS))
     assert typed(capsys)[0] == 2
+
+
+def test_a_folder_that_was_deleted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.chdir(tmp_path.parent):
+        (gone := tmp_path / "gone").mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        assert "the working folder was deleted, so change to another one" in refused(capsys, 2, "addons")
 
 
 def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:

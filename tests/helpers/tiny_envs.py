@@ -95,6 +95,14 @@ class WithoutReward(LinearQuadratic):
         return float("nan")
 
 
+class SometimesWithoutReward(LinearQuadratic):
+    """The same, where a reward is NaN if the first action is negative: it depends on the policy."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward if action[0] >= 0.0 else float("nan"), *rest
+
+
 def stay_near(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
     return -np.square(next_observations[..., 0])
 
@@ -199,6 +207,14 @@ class WholeNumbers(Endless):
 
 class OddObservations(Endless):
     observation_space = spaces.Discrete(4)
+
+
+class NothingToSee(Endless):
+    observation_space = spaces.Dict({})
+
+
+class NothingToChoose(Endless):
+    action_space = spaces.Box(-1.0, 1.0, (0,), np.float32)
 
 
 class Unbounded(Endless):

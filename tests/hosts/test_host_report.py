@@ -126,7 +126,7 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest
     assert ended.value.code in (1, 2)
     assert re.search("here|mlp-1.pt|m.zip", said.replace("\n", ""))
     assert "Traceback" not in said
-    assert kind not in ("sb3", "ours") or "has no curves of ResidualPPO in it" in said
+    assert kind not in ("sb3", "ours") or "has no curves of ResidualPPO in it; name a run's folder, or" in said
 
 
 @pytest.mark.parametrize(

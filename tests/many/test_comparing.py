@@ -16,7 +16,7 @@ from typed_commands import refused, typed
 
 from benchmarks import comparing as simulated
 from repolicy.envs.evaluation import evaluate
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.many import comparing
 from repolicy.many.comparing import (
     EPISODES_PER_ROUND,
@@ -98,8 +98,12 @@ def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "margin"), [("5%", Margin(0.05, True)), ("2.5 %", Margin(0.025, True)), (100, Margin(100.0, False))]
-)
+    ("given", "margin"),
+    [
+        ("5%", Margin(0.05, True)), ("2.5 %", Margin(0.025, True)), ("0.0001%", Margin(1e-6, True)),
+        (100, Margin(100.0, False)),
+    ],
+)  # fmt: skip
 def test_margins(given: str | float, margin: Margin) -> None:
     assert Margin.parse(given) == margin
     assert Margin.parse(str(margin)) == margin
@@ -163,6 +167,11 @@ def test_without_a_reward_a_wish_decides_alone() -> None:
     assert "basic_reward" not in {row.name for row in found.rows["mean"]}
     with pytest.raises(UsageError, match=r"tells no reward.*--addon"):
         compare(GOOD, BAD, env)
+
+
+def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone() -> None:
+    with pytest.raises(NumericError, match="the return is not finite in .* of the old policy's 25 episodes and .*new"):
+        compare(GOOD, BAD, tiny("SometimesWithoutReward"), addon=stay_near)
 
 
 def never(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:

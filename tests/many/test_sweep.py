@@ -15,10 +15,10 @@ from tiny_envs import tiny
 from repolicy.cli.main import main
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.files import write_json
+from repolicy.files import write_bytes, write_json
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.many.sweep_folder import sorted_omegas
+from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
 from repolicy.many.tradeoff import Point, SweepResult, knee
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
@@ -245,6 +245,15 @@ def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path, name: st
     with pytest.raises(UsageError, match=f"{name} is there already, and of no sweep"):
         refused(prior, tmp_path / "mine")
     assert (tmp_path / "mine" / name).read_text() == "mine"
+
+
+def test_a_sweep_that_was_killed_before_its_first_word_begins_anew(tmp_path: Path) -> None:
+    """The copy of the prior is written first; another prior's is somebody's."""
+    write_bytes((folder := SweepFolder(tmp_path)).prior, b"prior")
+    with pytest.raises(UsageError, match="prior.safetensors is there already"):
+        folder.claim({"settings": {}}, [0.1], b"another", 1)
+    assert folder.claim({"settings": {}}, [0.1], b"prior", 1) == [0.1]
+    assert folder.content.exists()
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], str | None]) -> list[int]:

@@ -305,6 +305,10 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         decoder_reference(SimpleNamespace(decode=same))
     with pytest.raises(UsageError, match="--noise is 0"):
         load_decoder(f"{HERE}:same", 0, 1)
+    with pytest.raises(FileError, match="hopper is no file of a decoder; .* leave out --noise"):
+        load_decoder("hopper", 2, 1)
+    with pytest.raises(UsageError, match="hopper does not say, .* --env, or leave out --noise"):
+        open_start("hopper", "", None, 2, 1, False, Path("copy"), False)
     with pytest.raises(UsageError, match="--trust"):
         check_trust("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 

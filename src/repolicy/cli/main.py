@@ -20,7 +20,7 @@ from repolicy.cli.options import Command, Positional, complete, options, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
-from repolicy.errors import RepolicyError, UsageError, describe_error, was_interrupted
+from repolicy.errors import RepolicyError, UsageError, describe_error, in_one_sentence, was_interrupted
 from repolicy.runs import flushed_stdout, silent_stdout, terminated_as_interrupted
 from repolicy.text import printable, suggest
 
@@ -85,6 +85,8 @@ def main(arguments: list[str] | None = None) -> None:
     if "_ARGCOMPLETE" in os.environ:
         complete(COMMANDS, {group: commands for group, (_, commands) in GROUPS.items()})
     with errors_as_exit_codes(), terminated_as_interrupted(), flushed_stdout():
+        with in_one_sentence("the working folder was deleted, so change to another one", UsageError):
+            os.getcwd()
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -41,7 +41,7 @@ from repolicy.envs import (
     run_episodes,
     with_observed_keys_of,
 )
-from repolicy.errors import UsageError, check_counts
+from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.many.bets import (
     VERDICT_ORDER,
     Verdict,
@@ -81,7 +81,7 @@ class Margin:
         return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
 
     def __str__(self) -> str:
-        return f"{self.value:.3%}".replace(".000", "") if self.is_share else f"{self.value:g}"
+        return f"{100 * self.value:g}%" if self.is_share else f"{self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,9 @@ class Comparison:
         if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
             few = f"{format_count(self.episodes, 'episode')} cannot tell (--episodes)"
             lines.append(f"{few}: even for two equal policies it takes {self.fewest_episodes:,} or more")
-        for row in self.deciding_rows:
-            if self.margin.endswith("%") and row.old == 0.0:
-                problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
-                lines.append(f"{row.title} {problem}")
-        return lines
+        without_margin = [row.title for row in self.deciding_rows if self.margin.endswith("%") and row.old == 0.0]
+        problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+        return [*lines, *(f"{title} {problem}" for title in without_margin)]
 
     @property
     def tables(self) -> list[Table]:
@@ -317,8 +315,13 @@ def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: f
     values = dict[str, tuple[np.ndarray, np.ndarray]]()
     for name in rounds[0][0]:
         old, new = (np.concatenate([episodes[name] for episodes in side]) for side in zip(*rounds, strict=True))
-        if np.isfinite([old, new]).all():  # some environments have no reward
-            values[name] = old, new
+        if np.isnan([old, new]).all():  # some environments have no reward
+            continue
+        broken = [int((~np.isfinite(each)).sum()) for each in (old, new)]
+        if any(broken):  # a verdict without this quantity would be by the others alone
+            where = f"{broken[0]} of the old policy's {len(old)} episodes and {broken[1]} of the new one's"
+            raise NumericError(f"the {TITLES.get(name, name)} is not finite in {where}, and decides nothing so")
+        values[name] = old, new
     deciding = len(values.keys() - {*INFORMATIVE})
     rows = []
     for name, (old, new) in values.items():
@@ -333,10 +336,8 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}
     if not wishes and evaluation.addon is not None:
         wishes = {"addon_reward": evaluation.addon}
-    return {
-        "basic_reward": evaluation.basic, **wishes,
-        "length": evaluation.lengths, "ended_early": evaluation.terminated,
-    }  # fmt: skip
+    informative = {"length": evaluation.lengths, "ended_early": evaluation.terminated}
+    return {"basic_reward": evaluation.basic, **wishes, **informative}
 
 
 def _open_policy(

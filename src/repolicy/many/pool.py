@@ -101,7 +101,7 @@ def failure_message(log: Path, code: int) -> str:
     text = log.read_text(errors="replace") if log.is_file() else ""  # in a Ray cluster the file may be out of reach
     lines = [line for line in text.splitlines() if line.strip()]
     messages = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
-    return (messages or lines or [f"it ended with exit code {code}"])[-1]
+    return (messages or lines or [f"it ended with exit code {code} and left no word in {log}; is the disk full?"])[-1]
 
 
 # On this machine ------------------------------------------------------------------------------------------------------

@@ -96,9 +96,7 @@ def sweep(
     check_counts(episodes=episodes)
     before = None if content is None else folder.stored_request(content)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
-    if content is not None and not values:
-        values = content["omegas"]
-    omegas = sorted_omegas(values)
+    omegas = sorted_omegas(values or (content or {}).get("omegas", ()))
     if before is None:
         folder.check_new()  # before anything that takes a while
     check_writable(folder.content)
@@ -165,10 +163,6 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}")
 
 
-def _names(omegas: Sequence[float]) -> str:
-    return " and ".join(f"ω′ {omega:g}" for omega in omegas)
-
-
 # Training -------------------------------------------------------------------------------------------------------------
 
 
@@ -187,9 +181,9 @@ def _train(
         omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.
     trained = [omega for omega in omegas if _point_progress(folder.run(omega), request) == 1.0]
-    count = len(omegas) - len(trained)
+    count, names = len(omegas) - len(trained), " and ".join(f"ω′ {omega:g}" for omega in trained)
     sentences = [f"training {format_count(count, 'point')}, {min(at_once, count)} at a time"] if count else []
-    say("; ".join([*sentences, *([f"checking {_names(trained)}, trained before"] if trained else [])]))
+    say("; ".join([*sentences, *([f"checking {names}, trained before"] if trained else [])]))
 
     def on_end(job: Job, error: str) -> None:
         errors[omega_of[job]] = error

@@ -55,9 +55,7 @@ class SweepFolder:
     def check_new(self) -> None:
         """Raise where the folder holds a sweep or a run already."""
         if os.path.lexists(self.content):
-            raise UsageError(
-                f"{self.path} holds a sweep already; add --resume to go on with it, or choose another --out"
-            )
+            raise UsageError(f"{self.path} holds a sweep already; add --resume to go on, or choose another --out")
         if RunFolder(self.path).request() is not None:
             raise UsageError(f"{self.path} holds a run, not a sweep; choose another --out")
 
@@ -89,7 +87,7 @@ class SweepFolder:
             content["omegas"] = omegas
         else:
             for file in (self.settings, self.path / "report.html", self.prior):
-                if file.exists():
+                if file.exists() and (file != self.prior or read_bytes(file) != prior):
                     raise UsageError(f"{file} is there already, and of no sweep; choose another --out")
             write_bytes(self.prior, prior)
             content = {"format": FORMAT, "request": request, "omegas": omegas}

@@ -131,6 +131,8 @@ def find_decoder_file(reference: str, sha256: str | None) -> PolicyFile:
     """Return a decoder's file, from the named place or from the cache into which `restore_decoder` writes."""
     named, cached = Path(reference), cache_folder("decoders") / str(sha256)
     if sha256 is None:
+        if not named.is_file():
+            raise FileError(f"{reference} is no file of a decoder; for another kind of policy leave out --noise")
         return PolicyFile(named)
     for path in (named, cached):
         if path.is_file() and (file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256:

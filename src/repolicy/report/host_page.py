@@ -22,7 +22,7 @@ from repolicy.report.pieces import by_action, distribution_section, prior_pairs,
 from repolicy.report.verdict import Pair, basis, verdict
 
 HOST_CURVES = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))
-FORMS = "a checkpoint of rsl_rl (.pt), a folder with some, or a model of Stable-Baselines3 (.zip)"
+FORMS = "a run's folder, or from ResidualPPO a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip)"
 
 
 def to_evaluation(episodes: Mapping[str, Any]) -> Evaluation:
@@ -65,7 +65,7 @@ def read_stored(path: Path) -> dict[str, Any]:
         loaded = file.unpickled
     found = loaded.get(key) if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
-        raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
+        raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}")
     return found
 
 
