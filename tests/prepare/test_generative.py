@@ -22,6 +22,7 @@ from repolicy.envs.rollout import Collector, Transitions
 from repolicy.envs.trust import check_trust
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
+from repolicy.learning.multipliers import kept_sentence
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare
 from repolicy.objective import greedy, residual
@@ -42,6 +43,7 @@ from repolicy.priors import decoders
 from repolicy.priors.decoders import find_noise_input, load_decoder
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
+from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 FEW = Settings(
@@ -84,6 +86,16 @@ def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -
     # Of normal distributions with a std for each number, the best one has the diagonal of the precision.
     np.testing.assert_allclose(ours.mode()[0], mean, atol=0.02)
     np.testing.assert_allclose(ours.log_std.exp().ravel(), np.diag(precision) ** -0.5, atol=0.01)
+
+
+def test_what_is_held_is_measured_with_sampled_noise_as_it_is_deployed(tmp_path: Path) -> None:
+    policy, settings = standard_normal(2, 2), replace(FEW, steps=16_384, n_steps=512, critic_warmup=1.0)
+    env, limit = f"{HERE}:Spot?decoder={HERE}:skewed&noise=2&chunk=1", f"{HERE}:near>=-9"
+    run = customize(policy, f"{HERE}:first", residual(0.1, 0.1, 0.0), tmp_path, settings, env=env, limits=limit)
+    wanted = -0.5 * (AIM @ COST @ AIM + np.trace(COST @ SKEWED @ SKEWED.T))
+    assert run.metrics()["limit_near>=-9"].mean() == pytest.approx(wanted, rel=0.06)
+    request = Request(named("same"), residual(0.1, 0.1), Settings(keep=0.9), (RIGHT,))
+    assert kept_sentence(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return with sampled ")
 
 
 def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:

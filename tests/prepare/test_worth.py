@@ -15,6 +15,7 @@ from tiny_envs import CONTROL_COST, STATE_COST, Tiny, tiny
 from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from experiments.ledger import Ledger
+from repolicy.envs.evaluation import BLOCK_STEPS
 from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.policies.distributions import ActionSpace
@@ -200,7 +201,7 @@ def test_nats_are_counted_where_their_episodes_go() -> None:
     of_mode, entropy = nats_of_optimum()
     value: Any = pytest.approx(5 / (10 * of_mode + 5 * entropy), rel=1e-5)
     assert measure_worth(policy, env, 4) == Worth(value, 0.0, 4)
-    steps = (10 + 5) * WORTH_EPISODES
+    steps = 2 * BLOCK_STEPS * WORTH_EPISODES  # each environment goes on until the last episode ends
     assert measure_worths(policy, env, (), 1) == Worths(Worth(value, 0.0, WORTH_EPISODES), None, 5.0, steps)
 
 
@@ -262,6 +263,7 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
             basic=each - cost * (not deterministic),
             addon=None,
             lengths=np.full(WORTH_EPISODES, 10.0),
+            steps=SimpleNamespace(rewards=np.zeros((10, WORTH_EPISODES))),
             deterministic=deterministic,
             log_policy=np.full(WORTH_EPISODES, 4.0),
             entropy=np.full(WORTH_EPISODES, 1.0),

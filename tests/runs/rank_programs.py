@@ -133,7 +133,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.scorer = Scorer(prior)
     made.density = states.fit_prior_density(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
-    made.multipliers, made.mean_action_rollout = Multipliers(made.request, SIZE), None
+    made.multipliers, made.deployed_rollout = Multipliers(made.request, SIZE), None
     made.terms = FixedTerms(made.request)
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     count = ENVS // team.count

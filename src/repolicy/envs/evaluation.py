@@ -87,20 +87,20 @@ class Evaluation:
     def columns(self) -> dict[str, "Column"]:
         """All known quantities, in the order of the paper's tables."""
         basic = self.basic if np.isfinite(self.basic).all() else None  # some environments do not report it
+        decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision, and the prior is N(0, I)
         sums = {
             "total_reward": ("total reward", None if basic is None or self.addon is None else self.total),
             "basic_reward": ("basic reward", basic),
             "metric": (self.metric_name, self.metric),
             "addon_reward": ("add-on reward", self.addon),
             **{f"addon_reward_{name}": (f"of it {name}", values) for name, values in self.wishes.items()},
-            "length": ("length", self.lengths),
+            "length": ("length" if decoder is None else "decisions", self.lengths),
         }
         known = {name: Column(title, values) for name, (title, values) in sums.items() if values is not None}
         steps = self.lengths if self.inner is None else self.inner
         known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
         if self.log_prior is None:
             return known
-        decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision, and the prior is N(0, I)
         step = "step" if decoder is None else "decision"
         mean_log_prior = self.log_prior / self.lengths
         known["log_prior_a_step"] = Column(f"log prior a {step}", mean_log_prior, self.lengths)
@@ -379,9 +379,8 @@ class EpisodeSums:
                 self._end(int(n), bool(rollout.terminated[t, n]))
                 if progress is not None:
                     progress(len(self._done))
-            if ended.any():
-                for values in self._running.values():
-                    values[ended] = 0.0
+            for values in self._running.values():
+                values[ended] = 0.0
 
     def _end(self, n: int, terminated: bool) -> None:
         place = self._ended[n] * len(self._quota) + n

@@ -7,8 +7,8 @@ above 0 where it is broken, by a proportional-integral (PI) rule on its logarith
 
 A budget or a kept share moves the weights of the prior in the objective. Each limit has a weight of its own, by which
 the reward falls with each unit of its quantity beyond the bound. (If the whole quantity had a price, ending an episode
-early would pay off.) The engine measures limits and shares with the mean action, because that is deployed, in
-environments of their own; hosts measure them in the training rollouts.
+early would pay off.) The engine measures limits and shares with the action that is deployed (the mean; of a
+generative policy sampled noise), in environments of their own; hosts measure them in the training rollouts.
 """
 
 import math
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, parse_limits, run_episodes
+from repolicy.envs import ACTIONS, EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, parse_limits, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
@@ -183,23 +183,23 @@ class Multipliers:
         values = (held.limit.values(rollout, self.size) for held in self.limits.values())
         return torch.from_numpy(self.limits.price(values))
 
-    def local_sums(self, mean_action_rollout: Rollout | None, rollout: Rollout) -> dict[str, float]:
+    def local_sums(self, deployed_rollout: Rollout | None, rollout: Rollout) -> dict[str, float]:
         """Return this rank's share of the sums that `metrics` takes; empty where nothing is measured.
 
         Of each limit's quantity and, where a share is kept, of the reward beyond the prior's: the sum of its means and
         of their squares; for a limit also the sum of squares over the training rollout, which tells its typical size.
         """
-        if mean_action_rollout is None:
+        if deployed_rollout is None:
             return {}
-        basic = torch.from_numpy(mean_action_rollout.basic)
+        basic = torch.from_numpy(deployed_rollout.basic)
         sums = {"means": float(len(block_means(basic)))}
         values = dict[str, Tensor]()
         for name, held in self.limits.items():
-            values[name] = torch.from_numpy(held.limit.values(mean_action_rollout, self.size))
+            values[name] = torch.from_numpy(held.limit.values(deployed_rollout, self.size))
             sums[f"size {name}"] = float(np.square(held.limit.values(rollout, self.size)).sum())
         if self.prior_rewards is not None:
-            ages = torch.from_numpy(mean_action_rollout.ages) - 1
-            prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(mean_action_rollout.terminated))
+            ages = torch.from_numpy(deployed_rollout.ages) - 1
+            prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(deployed_rollout.terminated))
             values["kept"] = basic - prior
             sums["prior"] = float(block_means(prior).sum())
         for name, quantity in values.items():
@@ -273,11 +273,11 @@ def expected_rewards(prior_rewards: Tensor, ages: Tensor, ended: Tensor) -> Tens
     return prior_rewards[at] + torch.where(ended, later[at], 0.0)
 
 
-def mean_action_episodes(policy: Policy, request: Request) -> Evaluation:
-    """Run a few episodes with a policy's mean action; they start alike for every policy."""
+def deployed_episodes(policy: Policy, request: Request) -> Evaluation:
+    """Run a few episodes of a policy as it is deployed; they start alike for every policy."""
     seed = derived_seed(request.settings.seed, 0, Stream.KEPT_RETURN)
     with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
-        return run_episodes(policy, envs, RETURN_EPISODES)
+        return run_episodes(policy, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
 
 
 def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> Tensor:
@@ -287,7 +287,7 @@ def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> Tenso
     """
     means = torch.zeros(EPISODE_CAP, dtype=torch.float64)
     if team.index == 0:
-        episodes = mean_action_episodes(prior, request)
+        episodes = deployed_episodes(prior, request)
         assert episodes.steps is not None
         rewards = episodes.steps.rewards
         is_running = np.arange(len(rewards))[:, None] < episodes.lengths
@@ -302,11 +302,12 @@ MORE_STEPS = "the weights follow slowly, and more --steps give them time"
 
 def kept_sentence(prior: Policy, policy: Policy, request: Request) -> str:
     """Return a sentence on the share of the prior's return that a finished run's policy keeps."""
-    before, after = (mean_action_episodes(each, request).basic for each in (prior, policy))
+    evaluations = [deployed_episodes(each, request) for each in (prior, policy)]
+    before, after = (each.basic for each in evaluations)
     lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes with the same starts
     kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
     wanted = float(request.settings.keep or 0.0)
-    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return with the mean action"
+    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return {ACTIONS[evaluations[0].action]}"
     sentence += f", and was to keep {100.0 * wanted:.6g}%"
     return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
 

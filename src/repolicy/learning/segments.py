@@ -125,16 +125,16 @@ class Segments:
         if dials := len(worker.request.dials):
             seed = derived_seed(settings.seed, self.segment, Stream.DIAL_POSITIONS)
             envs = DialedEnvs(envs, seed, index * count, settings.envs, dials)
-        mean_action_collector = None
-        if worker.multipliers.limits or worker.multipliers.keep:  # they are measured with the mean action
-            mean_action_collector = self.make_collector(self.make_envs(Stream.MEAN_ACTION_ENVS, probe_count(count)))
-        worker.begin(self.make_collector(envs, stream), stream, mean_action_collector)
+        deployed_collector = None
+        if worker.multipliers.limits or worker.multipliers.keep:  # they are measured as the policy will be deployed
+            noise = torch.Generator().manual_seed(stream.initial_seed())
+            deployed_collector = self.make_collector(self.make_envs(Stream.DEPLOYED_ENVS, probe_count(count)), noise)
+        worker.begin(self.make_collector(envs, stream), stream, deployed_collector)
 
-    def make_collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
-        """Return a collector over these environments; without a random stream, it must act with the mean action."""
+    def make_collector(self, envs: Envs, stream: torch.Generator) -> Collector:
         cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
         keep_transitions = self.worker.terms.addon is not None
-        return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keep_transitions, cuts)
+        return Collector(envs, self.worker.settings.n_steps, stream, keep_transitions, cuts)
 
     def make_envs(self, stream: Stream, count: int) -> Envs:
         """Return this rank's environments, with seeds of their own for each `stream`."""

@@ -47,7 +47,7 @@ class Worker:
         self.terms: FixedTerms | DialedTerms = DialedTerms(request) if request.dials else FixedTerms(request)
         self.density: Density | None = None  # of the states that the prior visits, where the objective weighs them
         self.iteration = 0
-        self.mean_action_rollout: Rollout | None = None  # only where limits or a kept return are measured
+        self.deployed_rollout: Rollout | None = None  # only where limits or a kept return are measured
         self.debug_tensors: dict[str, Tensor] = {}  # of the last iteration; written to a file if it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
         bound = OBSERVATION_BOUND if self.settings.normalize_observations else None
@@ -117,19 +117,17 @@ class Worker:
         self.iteration, self.objective = numbers["iteration"], Objective(**numbers["objective"])
         self.multipliers.restore(numbers, tensors.get("prior_earns"))
 
-    def begin(
-        self, collector: Collector, stream: torch.Generator, mean_action_collector: Collector | None = None
-    ) -> None:
+    def begin(self, collector: Collector, stream: torch.Generator, deployed_collector: Collector | None = None) -> None:
         """Start a segment with new environments and a new random stream.
 
-        `mean_action_collector` has further environments, in which limits are measured with the mean action.
+        `deployed_collector` has further environments, in which limits are measured with the deployed action.
         """
-        self.collector, self.stream, self.mean_action_collector = collector, stream, mean_action_collector
+        self.collector, self.stream, self.deployed_collector = collector, stream, deployed_collector
         if self.scorer is not None:
             self.scorer.begin()
 
     def close(self) -> None:
-        for collector in (self.collector, self.mean_action_collector):
+        for collector in (self.collector, self.deployed_collector):
             if collector is not None:
                 collector.envs.close()
 
@@ -141,8 +139,8 @@ class Worker:
         learner, began = self.learner, time.perf_counter()
         # Collect: the policy acts for `n_steps` in each environment.
         rollout = self.collector.collect(learner.policy)
-        if self.mean_action_collector is not None:
-            self.mean_action_rollout = self.mean_action_collector.collect(learner.policy, deterministic=True)
+        if self.deployed_collector is not None:
+            self.deployed_rollout = self.deployed_collector.collect(learner.policy, self.request.is_judged_by_mean)
         collected = time.perf_counter()
         self.iteration += 1
         # While customizing, only the critic's normalizer is new: fit it to the first rollout before it is used.
@@ -325,7 +323,7 @@ class Worker:
             "episodes": float(len(rollout.episodes.lengths)),
             "stop": float(stop),
         }
-        measured = self.multipliers.local_sums(self.mean_action_rollout, rollout)
+        measured = self.multipliers.local_sums(self.deployed_rollout, rollout)
         numbers = torch.tensor([*totals.values(), *measured.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
         observed = moment_sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)

@@ -16,7 +16,7 @@ from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
-from repolicy.text import format_number
+from repolicy.text import format_count, format_number
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
 RESAMPLINGS = 1000
@@ -115,12 +115,8 @@ class SweepResult:
         if best is None or len(self.prior.mean.basic) < 2:
             return 0  # one episode has no standard error
         totals = [point.main_evaluation.columns["total_reward"].values for point in self.points]
-        count = 0
-        for index, total in enumerate(totals):
-            gap = totals[best] - total
-            error = gap.std(ddof=1) / math.sqrt(len(gap))
-            count += index != best and bool(gap.mean() <= 2.0 * error)
-        return count
+        gaps = [totals[best] - total for total in totals]
+        return sum(bool(gap.mean() <= 2.0 * gap.std(ddof=1) / math.sqrt(len(gap))) for gap in gaps) - 1  # itself
 
     @property
     def first_shown(self) -> int:
@@ -209,8 +205,10 @@ class SweepResult:
 
     @property
     def basis(self) -> str:
-        """The kind of action that the table's numbers are of, in words."""
-        return f"{ACTIONS[self.prior.main_evaluation.action]} (log prior and KL: with sampled ones)"
+        """The episodes and the kind of action that the table's numbers are means of, in words."""
+        evaluation = self.prior.main_evaluation
+        episodes = format_count(len(evaluation.basic), "episode")
+        return f"means of {episodes} {ACTIONS[evaluation.action]} (log prior and KL: with sampled ones)"
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]

@@ -7,7 +7,7 @@ sampled episodes. This is exact without discount, also where episodes end early;
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,14 +131,12 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
         returns = np.concatenate([getattr(each, reward) for each in evaluations])
         return EpisodeSums(returns, np.concatenate([nats_of(each) for each in evaluations]))
 
-    def worth_in(reward: Literal["basic", "addon"]) -> Worth | None:
-        if getattr(by_mean[0], reward) is None:
-            return None
+    def worth_in(reward: str) -> Worth | None:
         return worth_of(pooled(by_mean, reward), pooled(sampled, reward))
 
     length = float(np.mean([each.lengths for each in sampled]))
-    steps = int(sum(each.lengths.sum() for each in by_mean + sampled))
-    return Worths(worth_in("basic"), worth_in("addon"), length, steps)
+    steps = sum(each.steps.rewards.size for each in by_mean + sampled if each.steps)  # an episode each environment
+    return Worths(worth_in("basic"), None if by_mean[0].addon is None else worth_in("addon"), length, steps)
 
 
 def _evaluate_both(

@@ -32,7 +32,7 @@ CURVES = [
     Curve("prior_kl", "KL to the prior, nats a step", 0.1),
     Curve("below_prior", "Less likely than the prior's own actions, nats a step", 0.1),
     Curve("log_prior", "Log prior a step, nats", 1.0),
-    Curve("kept", "Share of the old return that the mean action keeps", 0.1),
+    Curve("kept", "Share of the old return that is kept, as deployed", 0.1),
     Curve("omega", "ω′"),
     Curve("entropy", "Entropy of the policy, nats", 1.0),
     Curve("std", "Mean std of the actions"),
@@ -68,7 +68,8 @@ def learning_section(
             continue  # its values have different weights, so they cannot be compared
         title = each.title.format(metric=capitalize(addon_metric))
         curves.append(charts.curve(title, steps, values, last_step, each.min_span, levels.get(each.name)))
-    curves += limit_curves(request.limits, metrics, steps, last_step, "mean")
+    action = "mean" if request.is_judged_by_mean else "sampled"
+    curves += limit_curves(request.limits, metrics, steps, last_step, action)
     curves = [each for each in curves if each]
     if not curves:
         return page.section("While it learned", note="Fewer than two iterations are logged, so there is no curve.")

@@ -32,7 +32,7 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
     rows = []
     for agent, each in zip(evaluations, columns, strict=True):
         rows.append([agent, *(mean_and_std(each[name], sizes[name]) if name in each else "–" for name in titles)])
-    return ["", *titles.values()], rows
+    return ["mean ± std", *titles.values()], rows
 
 
 def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:

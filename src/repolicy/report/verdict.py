@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from repolicy.envs import ACTIONS, Evaluation, Limit
+from repolicy.envs import ACTIONS, Evaluation, Limit, parse_env_name
 from repolicy.report.differences import Difference, differences, rounded, value_and_error
 from repolicy.text import format_count, format_number
 
@@ -135,7 +135,8 @@ def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> str:
     lengths = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
     if not len(lengths):
         return ""
-    when = f"at step {min(lengths):,.0f}"
+    step = "step" if parse_env_name(evaluation.env).decoder is None else "decision"
+    when = f"at {step} {min(lengths):,.0f}"
     if len(lengths) > 1:
         when = f"the first {when}"
     if prior is not None and prior.terminated is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
-from repolicy.envs import HasSpaces, addon_names
+from repolicy.envs import HasSpaces, addon_names, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import objective_name
@@ -36,6 +36,10 @@ class Request:
     def dials(self) -> tuple[Dial, ...]:
         """The weights that have a range: first those of the objective, then those of add-ons."""
         return (*self.objective.dials, *addon_names.dials(self.addons))
+
+    @property
+    def is_judged_by_mean(self) -> bool:
+        return parse_env_name(self.env).is_judged_by_mean
 
     def as_dict(self) -> dict[str, Any]:
         values: dict[str, Any] = {"env": self.env, "objective": self.objective.as_dict()}
@@ -72,7 +76,7 @@ class Stream(IntEnum):
     CLONE = 3000
     KEPT_RETURN = 3000
     DIAL_POSITIONS = 10**6
-    MEAN_ACTION_ENVS = 10**7
+    DEPLOYED_ENVS = 10**7
 
 
 def derived_seed(seed: int, segment: int, stream: int) -> int:
