@@ -117,7 +117,8 @@ def _weight(name: str, value: Weight) -> Weight:
         Dial(name, *ends).checked()
         return ends
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
+        or_range = ", or a range such as 0.03..3" if name in DIALED and isinstance(value, str) else ""
+        raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater{or_range}")
     return float(value)
 
 

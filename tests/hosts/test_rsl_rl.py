@@ -13,6 +13,7 @@ from runners import POLICY_ACTOR, Algorithm, checkpoint, collected, residual, ru
 
 pytest.importorskip("rsl_rl")
 import two_processes
+from rsl_rl.algorithms import PPO
 from runner_envs import NETWORKS, OURS, SIZE, Drift
 from tensordict import TensorDict
 
@@ -232,6 +233,27 @@ def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:
     assert losses == pytest.approx(wanted)
     near, _ = updated(learning_rate=1e-5)
     assert near.optimizer.state_dict()["state"][0]["step"] == near.num_learning_epochs
+
+
+def test_a_resumed_run_has_its_learning_rate_with_every_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 5.4.2 rsl_rl's own `load` left the algorithm's learning rate as the settings have it."""
+
+    def load(algorithm: Any, *what: Any) -> Any:
+        of_settings = algorithm.learning_rate
+        found = new_load(algorithm, *what)
+        algorithm.learning_rate = of_settings
+        return found
+
+    named = residual(small_policy())
+    first, second = runner(algorithm=named), runner(algorithm=named)
+    first.alg._set_learning_rate(0.0123)
+    first.save(str(tmp_path / "model.pt"))
+    new_load = PPO.load
+    monkeypatch.setattr(PPO, "load", load)
+    second.load(str(tmp_path / "model.pt"))
+    assert second.alg.learning_rate == 0.0123
 
 
 # Policies of ours -----------------------------------------------------------------------------------------------------

@@ -232,6 +232,7 @@ class ResidualPPO(PPO):
         if "residual" in loaded_dict:
             self.steering.check_same_ranges(loaded_dict["residual"])
         resumes = super().load(loaded_dict, load_cfg, strict)
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl before 5.4.2 begins at the settings' again
         if load_cfg is None or load_cfg.get("critic"):
             self.method.resume_critic(loaded_dict.get("residual"))
         if resumes and "residual" in loaded_dict:

@@ -139,7 +139,7 @@ def dial_settings(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[An
         if resolve_callable(network["class_name"]) is not wanted:
             name = "repolicy.hosts.rsl_rl:PolicyActor" if wanted is PolicyActor else "MLPModel"
             raise UsageError(f"omega or alpha is a range, and then the {who}'s class_name must be {name}")
-    if algorithm.get("rnd_cfg"):
+    if algorithm.setdefault("rnd_cfg", None):  # rsl_rl before 5.5 reads the entry later on
         raise UsageError("with a range the reward of rnd_cfg would not be learned from: leave rnd_cfg out")
     heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
     critic = critic | {"class_name": "repolicy.hosts.rsl_rl_networks:HeadsCritic", "heads": heads}
