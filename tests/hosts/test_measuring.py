@@ -238,7 +238,7 @@ def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_
     env = DummyVecEnv([partial(Sb3Drift, sees)] * 4)
     given: dict[str, Any] = {"env": env, "policy": policy, "prior": trained(env, policy), "omega": None, "alpha": None}
     assert sb3(**given).learn(1).steering.objective.states == 0
-    with pytest.raises(UsageError, match="more than 1,000 numbers are not learned"):
+    with pytest.raises(UsageError, match="states of over 1,000 numbers or in a Dict are not learned"):
         sb3(**given, states=0.3).learn(1)
 
 

@@ -13,7 +13,8 @@ import torch
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
 from runners import collected, residual, runner, small_policy
-from sb3_models import model, trained
+from sb3_models import envs, model, trained
+from stable_baselines3.common.vec_env import VecNormalize
 
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
@@ -118,14 +119,6 @@ def test_a_learning_rate_that_moves_by_itself_is_no_cause(tmp_path: Path) -> Non
     assert not read_checkpoint(tmp_path / "theirs.zip").adapts
 
 
-def test_actions_of_two_kinds_are_of_two_trainings(tmp_path: Path) -> None:
-    for name, env in (("box", "Pendulum-v1"), ("choice", "CartPole-v1")):
-        pytest.importorskip("stable_baselines3").PPO("MlpPolicy", env, device="cpu").save(tmp_path / name)
-    now, before = (read_checkpoint(tmp_path / f"{name}.zip") for name in ("box", "choice"))
-    with pytest.raises(UsageError, match="of another training: one of the two has a std, and the other has none"):
-        causes(now, before)
-
-
 def test_what_is_usual_in_a_training_is_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """rsl_rl's own settings: an entropy bonus that stays, and a learning rate that its schedule moves."""
     for name, change in (("before", gone_on), ("now", rate_at_its_start)):
@@ -228,6 +221,25 @@ def test_a_batch_that_another_policy_sampled_is_found(tmp_path: Path, capsys: py
     main(asked)
     said = json.loads(capsys.readouterr().out)["causes"]
     assert any(each.startswith("the log-probabilities of the batch are not the checkpoint's") for each in said)
+
+
+def test_a_buffer_of_stable_baselines3_has_its_observations_normalized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = VecNormalize(envs(), norm_reward=False)
+    env.obs_rms.mean, env.training = np.full(3, 4.0), False
+    of = trained(env)
+    with torch.no_grad():
+        of.policy.action_net.weight.mul_(100.0)
+    of.save(tmp_path / "model.zip")
+    env.save(tmp_path / "vecnormalize.pkl")
+    _, callback = of._setup_learn(32)
+    of.collect_rollouts(env, callback, of.rollout_buffer, of.n_steps)
+    arrays = {name: getattr(of.rollout_buffer, name) for name in ("observations", "actions", "log_probs")}
+    for change, outcome in ((0.0, False), (0.5, True)):
+        np.savez(tmp_path / "first.npz", **arrays | {"observations": arrays["observations"] + change})
+        main(["doctor", str(tmp_path / "model.zip"), "--batch", str(tmp_path / "first.npz"), "--json"])
+        assert ("log-probabilities" in capsys.readouterr().out) is outcome
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
     with pytest.raises(UsageError, match="leave std out$"):
         prior_reward({"path": tmp_path / "dqn.zip", "temperature": 0.5, "std": 0.2, "vecnormalize": "none"}, 0.3, 0.2)
     reading: Any = {"temperature": 0.5, "vecnormalize": "none"}
-    with pytest.warns(UserWarning, match="observations are not normalized, as you asked for"):
+    with pytest.warns(UserWarning, match=r"observations are not normalized \(vecnormalize is none\)"):
         found = prior_reward({"path": tmp_path / "dqn.zip"} | reading, 0.3, 0.2)
     same = prior_reward(load_policy(tmp_path / "dqn.zip", **reading), 0.3, 0.2)
     parts = torch.randn(5, 4), torch.randint(0, 2, (5,)), torch.randn(5), torch.randn(5)

@@ -174,12 +174,16 @@ def test_a_model_goes_on_after_a_verdict_between_two_rollouts() -> None:
 
 def test_what_is_named_beside_a_model_s_file_is_taken_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.zip"
-    residual(prior=trained(), alpha=0.3, kl_budget=1.0).save(path)
+    for by, amount in (("kl_budget", 1.0), ("keep", 0.9)):
+        residual(prior=trained(), alpha=0.3, **{by: amount}).save(path)
+        with pytest.raises(
+            UsageError, match=f"the model's {by} moves its weights: with another weight, name {by}, too"
+        ):
+            ResidualPPO.load(path, envs(), omega=9.0)
+        assert ResidualPPO.load(path, envs(), omega=9.0, **{by: None}).steering.objective.omega == 9.0
+    assert ResidualPPO.load(path, envs(), alpha=0.2).steering.objective.alpha == 0.2
     with pytest.raises(UsageError, match="ResidualPPO has no option omgea; did you mean omega"):
         ResidualPPO.load(path, envs(), omgea=9.0)
-    with pytest.raises(UsageError, match="the model's budget moves its weights: with another weight, name kl_budget"):
-        ResidualPPO.load(path, envs(), omega=9.0)
-    assert ResidualPPO.load(path, envs(), omega=9.0, kl_budget=None).steering.objective.omega == 9.0
 
 
 # Start, warm-up, budget, files ----------------------------------------------------------------------------------------

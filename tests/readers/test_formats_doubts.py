@@ -277,7 +277,7 @@ def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
     assert describe(path, relu).notes == (brax.RAW_NOTE,)
     assert_equal(mean(describe(path, relu), obs), policy((obs.numpy() - 0.3) / 2.0))
     plain = describe(path, replace(relu, vecnormalize="none"))
-    assert plain.notes == ("observations are not normalized, as you asked for",)
+    assert plain.notes == ("observations are not normalized (vecnormalize is none)",)
     assert_equal(mean(plain, obs), policy(obs.numpy()))
 
 

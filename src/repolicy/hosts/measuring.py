@@ -218,7 +218,7 @@ class PriorEpisodes:
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where they are too few, or observations too large."""
         if self.envs.sizes.observation_size > MAX_STATE_SIZE:
-            raise UsageError(f"states of more than {MAX_STATE_SIZE:,} numbers are not learned: set states to 0")
+            raise UsageError(f"states of over {MAX_STATE_SIZE:,} numbers or in a Dict are not learned: set states to 0")
         while self._needs_states():
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()

@@ -96,8 +96,6 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
         )
     if before is None:
         return found
-    if (now.std is None) != (before.std is None):
-        raise UsageError("--before is of another training: one of the two has a std, and the other has none")
     for a, b in ((now.std, before.std), (now.statistics.get("mean"), before.statistics.get("mean"))):
         if a is not None and b is not None and a.shape != b.shape:
             raise UsageError(f"--before is of another robot: numbers of the shape {b.shape}, and {a.shape} in this one")
@@ -138,7 +136,8 @@ def first_ratios(saved: SavedPolicy, batch: Path) -> list[str]:
     low, high = np.exp(np.quantile(error, (0.05, 0.95)))
     found = (
         "the log-probabilities of the batch are not the checkpoint's: nine in ten ratios, 1 before an update, are "
-        f"{low:.2g} to {high:.2g}, so what acted had other weights, statistics or std; load all of it before it acts"
+        f"{low:.2g} to {high:.2g}, so what acted had other weights, statistics or std: load all of it before it acts; "
+        "or the batch has its actions, or their log-probabilities, after a tanh or a clip"
     )
     notes = "; ".join(origin_notes(saved.card))
     return [f"{found}. First see whether the checkpoint is read as it was trained: {notes}" if notes else found]

@@ -3,7 +3,6 @@
     algorithm = {
         "class_name": "repolicy.hosts.rsl_rl:ResidualPPO",
         "prior": "logs/prior/model_500.pt",    # all weights are measured
-        ...                                    # whatever rsl_rl's own PPO takes
     }
 
 The environment pays the add-on. Rewards change in the storage, once an iteration, on its device.

@@ -209,8 +209,7 @@ def _copy_statistics(policy: Policy, actor: Any) -> None:
 
 
 def _std_range(actor: Any) -> tuple[float, float]:
-    low, high = getattr(actor.distribution, "std_range", (1e-12, math.inf))  # rsl_rl bounds it since 5.4
-    return low, high
+    return getattr(actor.distribution, "std_range", (1e-12, math.inf))  # rsl_rl bounds it since 5.2
 
 
 def layers_of(actor: Any) -> list[nn.Linear]:

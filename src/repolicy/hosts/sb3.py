@@ -242,8 +242,9 @@ class ResidualPPO(PPO):
         named = options.keys()
         if "learning_rate" in named:
             options["adapts"] = False
-        if saved.budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
-            raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
+        moved = {"omega", "alpha", "objective"} - ({"alpha"} if saved.steered_by == "keep" else set())
+        if (by := saved.steered_by) and named & moved and not named & {"kl_budget", "log_prior_budget", "keep"}:
+            raise UsageError(f"the model's {by} moves its weights: with another weight, name {by}, too, or None")
         loaded: ResidualPPO = super().load(path, env, device, **options)
         loaded.method.resume_critic(loaded.position)
         loaded.method.density = saved.density

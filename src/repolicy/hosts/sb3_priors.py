@@ -157,17 +157,17 @@ def prior_tensors(prior: Any) -> Mapping[str, Tensor]:
 
 
 class SavedModel(NamedTuple):
-    """The prior and the budget in a saved model; empty for a model of Stable-Baselines3's own PPO."""
+    """The prior in a saved model, and what moves its weights; empty for Stable-Baselines3's own PPO."""
 
     prior: Policy | ActorWeights | None = None
     prior_name: object = None
     density: Density | None = None
     tensors: Mapping[str, Tensor] = {}
-    budget: float | None = None
+    steered_by: str | None = None  # kl_budget, log_prior_budget or keep
 
 
 def read_saved(path: Any) -> SavedModel:
-    """Read the prior and the budget in a saved model. A file that is no zip has none; loading it raises later."""
+    """Read what is ours in a saved model. A file that is no zip has none; loading it raises later."""
     file = open_path(path, "r", verbose=0, suffix="zip")
     try:
         with zipfile.ZipFile(file) as archive:
@@ -183,8 +183,8 @@ def read_saved(path: Any) -> SavedModel:
                 safetensors.torch.load(archive.read(TENSORS_FILE)) if TENSORS_FILE in names else prior_tensors(prior)
             )
             data = json.loads(archive.read("data"))
-            budget = data.get("kl_budget") or data.get("log_prior_budget")
-            return SavedModel(prior, data.get("prior_name"), density, tensors, budget)
+            steered_by = next((name for name in ("kl_budget", "log_prior_budget", "keep") if data.get(name)), None)
+            return SavedModel(prior, data.get("prior_name"), density, tensors, steered_by)
     except zipfile.BadZipFile:
         return SavedModel()
     finally:

@@ -73,7 +73,7 @@ class ReadContext:
         """Return the normalizer from the policy's file, unless the user names another file or "none"."""
         named = self.options.vecnormalize
         if named == "none":
-            self.notes.append("observations are not normalized, as you asked for")
+            self.notes.append("observations are not normalized (vecnormalize is none)")
             return None
         if named:
             return self.statistics_in(Path(named), width, keys)
