@@ -23,7 +23,7 @@ LINES = [
     "customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --out new",
     "customize policy.safetensors --addon height --env Hopper-v4 --objective kl --alpha 0.1",
     "sweep hopper --addon height --omega 0 0.1 0.3 --jobs 1 --episodes 1 --out new",
-    "evaluate hopper --episodes 1 --addon height --stochastic --seed 3 --out e.json",
+    "evaluate hopper --episodes 1 --addon height --sampled --seed 3 --out e.json",
     "evaluate run --env Pendulum-v1 --backend gymnasium",
     "render hopper --seconds 1 --width 64 --out x.gif",
     "export policy.safetensors --format torchscript --out x.pt",

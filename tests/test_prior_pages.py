@@ -79,7 +79,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     Path("flow.py").write_text(code(text)[0])
     text, _, fitted = text.partition("`imitate` fits")
     monkeypatch.setattr(generative, "MAX_COPY_STEPS", 500)  # steps of copies
-    trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
+    trained, evaluated = run_all(capsys, text.replace("--sampled", "--sampled --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained
     assert "nats a step, the budget is" in trained

@@ -31,7 +31,7 @@ class Evaluate(RunsPolicy):
     """Number of episodes, divided evenly between the environments."""
     addon: Repeated = ()
     """Add-on reward to report too; by default that which the policy was customized to, with its limits. Repeatable."""
-    stochastic: bool = False
+    sampled: bool = False
     """Sample the actions instead of taking the mean."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Library that runs the environment; gymnasium is the reference."""
@@ -63,7 +63,7 @@ class Evaluate(RunsPolicy):
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,
-                addon=addon, limits=limits, prior=opened.prior, deterministic=not self.stochastic, seed=self.seed,
+                addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,
                 backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         rows = [
