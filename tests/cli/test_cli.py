@@ -55,6 +55,18 @@ def test_a_folder_that_was_deleted_is_told(tmp_path: Path, capsys: pytest.Captur
         assert "the working folder was deleted, so change to another one" in refused(capsys, 2, "addons")
 
 
+def test_a_word_that_is_no_utf8_can_stand_in_the_report_of_a_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["repolicy", "addons", "\udcfc"])
+    monkeypatch.setattr(about.Addons, "run", lambda _: 1 / 0)
+    code, _, said = typed(capsys, "addons")
+    assert (code, said.count("attach ")) == (1, 1)
+    report = Path(said.split("attach ")[1].strip())
+    assert report.read_text().startswith("repolicy addons ?\n\nTraceback")
+    report.unlink()
+
+
 def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")

@@ -222,8 +222,8 @@ def _unexpected_error_sentence(error: BaseException) -> str:
     """Write the traceback to a file, and return a sentence with the file's path."""
     words = f"unexpected {describe_error(error)}"
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:
-            file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")
+        with tempfile.NamedTemporaryFile(prefix="repolicy-", suffix=".txt", delete=False) as file:
+            file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}".encode(errors="replace"))
     except OSError:
         return words
     return f"{words}\nThis is a mistake in Repolicy, or in code of yours that it ran; to report it, attach {file.name}"

@@ -32,7 +32,7 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
 
 
 def write(path: Path, title: str, lead: str, parts: Sequence[str], script: str = "") -> Path:
-    write_bytes(path, page(title, lead, parts, script).encode())
+    write_bytes(path, page(title, lead, parts, script).encode(errors="replace"))  # a file's name may be no UTF-8
     return path
 
 
