@@ -121,7 +121,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "(1.0 - weight) * budget * math.exp(last)", "(1.0 - weight) * budget", LIMITS, "a noisy budget that forgets what was spent before"),
     Mutant("learning/multipliers.py", "max(-1.0, min(1.0, violation)) - max", "violation - max", LIMITS, "a weight that leaps with a violation far from its limit"),
     Mutant("learning/multipliers.py", "noise / prior_reward)", "noise)", LIMITS, "the noise of a kept share in another unit than the share"),
-    Mutant("learning/multipliers.py", "mean_action_rollout.ages) - 1", "mean_action_rollout.ages)", LIMITS, "the prior's rewards a step late"),
+    Mutant("learning/multipliers.py", "deployed_rollout.ages) - 1", "deployed_rollout.ages)", LIMITS, "the prior's rewards a step late"),
     Mutant("learning/multipliers.py", "+ 2.0 * error:", "+ 0.0 * error:", LIMITS, "a limit that chance broke is called broken"),
     Mutant("learning/worker.py", "reward.total - sum(reward[:3]) - reward.states", "reward.total - sum(reward[:3])", LIMITS, "what states cost is logged as what limits cost"),
     Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
