@@ -121,8 +121,9 @@ def test_what_is_told_of_other_episodes(before: Returns, after: Returns, said: s
     assert said in verdict(evaluated(*before), evaluated(*after))
 
 
-def test_of_a_negative_reward_no_share_is_gained() -> None:
-    said = verdict(evaluated(HALF - 100, NONE), evaluated(HALF - 50, NONE))
+@pytest.mark.parametrize("before", [-100, 4])
+def test_of_a_reward_that_is_negative_or_next_to_nothing_no_share_is_gained(before: float) -> None:
+    said = verdict(evaluated(HALF + before, NONE), evaluated(HALF + before + 50, NONE))
     assert said.endswith("better than its prior in total: by 50.00 ± 0.20")
     assert "%" not in said
 

@@ -32,10 +32,10 @@ class Difference:
 
     @property
     def share(self) -> str:
-        """The difference as a share of the value before, such as ` (18 %)`; empty if that value is not positive."""
-        if not self.before > 0:
+        """The difference as a share of the value before, such as ` (18 %)`; empty without one of at most tenfold."""
+        share = abs(self.value) / self.before if self.before > 0 else math.inf
+        if not share <= 10.0:
             return ""
-        share = abs(self.value) / self.before
         return f" ({f'{share:.0%}' if share >= 0.005 else 'under 1%'})".replace("%", " %")
 
     def __str__(self) -> str:
