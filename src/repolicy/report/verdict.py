@@ -168,7 +168,7 @@ def _compare_one(change: Difference) -> tuple[str, str]:
 
 def _describe_kept(change: Difference) -> str:
     """Return `has 89 % of the old return`."""
-    if change.is_significant and change.before > 0:
+    if change.is_significant and change.share:
         return f"has {100.0 * (1.0 + change.value / change.before):.1f} % of the old return".replace("-", "−")
     return _describe_change(change, "of the old return")
 
