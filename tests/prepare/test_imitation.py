@@ -357,6 +357,12 @@ def test_a_minari_dataset_is_read_episode_by_episode(tmp_path: Path, monkeypatch
         read_demonstrations("no/such-v0")
 
 
+def test_a_name_that_no_policy_has_is_refused_before_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("the fit is lost"))
+    with pytest.raises(UsageError, match=r"p\.onnx: a policy's file is called NAME\.safetensors"):
+        imitate(recorded(tmp_path / "d.npz", 200), tmp_path / "p.onnx")
+
+
 def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> None:
     data = Demonstrations("d", torch.zeros(200, 1), torch.full((200, 1), 5), torch.zeros(200, dtype=torch.bool))
     env = tiny("Told") + "?actions=choice"

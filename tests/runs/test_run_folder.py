@@ -192,6 +192,15 @@ def lines(capsys: pytest.CaptureFixture[str], request: Request) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich shows no panel there before it is closed."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # counts as a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    assert "100,000 of 100,000 steps" in lines(capsys, asked(ranks=1))[1]
+
+
 def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     first, line = lines(capsys, asked(ranks=1))
     assert first == "ω′ 0.1 · α̂ 0.1 · 100,000 steps"

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import pty
+import sys
+import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -39,6 +41,24 @@ def test_keys_of_a_terminal(terminal: Any) -> None:
     assert keys.pressed() == []
     type_(b"\x1b[A\x1bOP\x1b[3~w\x1bx\x1b")  # Up, F1, Delete, w, Alt with x, Escape
     assert keys.pressed() == ["w", "escape"]
+
+
+def test_keys_of_a_terminal_come_at_once_after_the_shell_had_it(terminal: Any) -> None:
+    """After Ctrl-Z and fg, the terminal waits for Enter, as the shell set it."""
+    keys, type_ = terminal
+    keys.pressed()
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, keys._before)
+    keys.pressed()
+    type_(b" ")
+    assert keys.pressed() == ["space"]
+
+
+def test_what_a_narrow_terminal_shows_stays_on_its_line(
+    terminal: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal[0].show(None, "episode 0, step 1: the policy acts")
+    assert capsys.readouterr().err == "\repisode 0, step 1: the policy acts     "
 
 
 def test_a_key_of_a_terminal_is_held_until_its_keyboard_repeats_it(

@@ -117,10 +117,8 @@ class Infer(InferenceOptions, RunsPolicy):
         wish.write(self.out)
         errors = wish.covariance.diagonal() ** 0.5
         if wish.names:
-            rows = [
-                [name, f"{theta:.3g}", f"{error:.2g}"]
-                for name, theta, error in zip(wish.names, wish.theta, errors, strict=True)
-            ]
+            weights = zip(wish.names, wish.theta, errors, strict=True)
+            rows = [[name, f"{theta:.3g}", f"{error:.2g}"] for name, theta, error in weights]
             terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
             if (abs(wish.theta) < errors).all():
                 terminal.say("no θ is larger than its error, so this is mostly chance: answer or record more")
@@ -139,6 +137,8 @@ class Infer(InferenceOptions, RunsPolicy):
             if getattr(self, name) != getattr(Infer, name):
                 raise UsageError(f"--{name} is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
+        if any(read_bytes(Path(name)).startswith(b'{"record"') for name in self.data):
+            raise UsageError("--asked is for answers, and this is a record of take-overs: leave --asked out")
         answers = read_answers([Path(name) for name in self.data], pages)
         wish = learn_from_answers(pages, answers, self.features)
         spread = std_of_reward(pages, wish)

@@ -14,7 +14,7 @@ from repolicy.errors import UsageError
 from repolicy.files import file_sum, replace_nonfinite
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
 from repolicy.objective import DIALED
-from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, read_card, save_policy
+from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, check_policy_name, read_card, save_policy
 from repolicy.policies.storage import FORMAT, is_repolicy_file
 from repolicy.priors import (
     How,
@@ -112,8 +112,7 @@ class DialedPolicy:
 
     def save(self, position: Sequence[float], path: Path) -> None:
         """Write the policy at a position as a file; only the file of another position is replaced."""
-        if path.suffix != ".safetensors":
-            raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
+        check_policy_name(path)
         if path.exists() and not (is_repolicy_file(path) and "dial" in read_card(path)):
             raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
         env = self.saved.card.get("request", {}).get("env", "")

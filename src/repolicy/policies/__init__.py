@@ -18,6 +18,7 @@ from repolicy.policies.file import (
     PROBE_COUNT,
     SavedPolicy,
     add_to_card,
+    check_policy_name,
     origin_notes,
     policy_bytes,
     read_card,

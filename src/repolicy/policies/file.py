@@ -98,10 +98,15 @@ def save_policy(
         density: a density model of the states that the prior visits.
         decoder: for a generative policy, the contents of the file that decodes its noise into actions.
     """
-    if Path(path).suffix not in ("", ".safetensors"):
-        raise UsageError(f"{path}: a policy's file is called NAME.safetensors; `repolicy export` writes other formats")
+    check_policy_name(Path(path))
     extra = {DECODER: torch.frombuffer(bytearray(decoder), dtype=torch.uint8)} if decoder else {}
     write_bytes(Path(path), policy_bytes(policy, {} if card is None else card, prior, density, extra))
+
+
+def check_policy_name(path: Path) -> None:
+    """Raise unless the name is one under which policies are written and found."""
+    if path.suffix not in ("", ".safetensors"):
+        raise UsageError(f"{path}: a policy's file is called NAME.safetensors; `repolicy export` writes other formats")
 
 
 def policy_bytes(

@@ -243,13 +243,14 @@ def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Setti
             )
 
     evaluation = run(policy)
-    prior_return = None if isinstance(prior, ScoredPrior) else _return_mean_and_std(run(prior))
+    prior_return = None if isinstance(prior, ScoredPrior) else return_mean_and_std(run(prior))
     assert evaluation.log_prior is not None
     kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
-    return CloneComparison(kl, _return_mean_and_std(evaluation), prior_return, episodes)
+    return CloneComparison(kl, return_mean_and_std(evaluation), prior_return, episodes)
 
 
-def _return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
+def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
+    """Return the mean and the std of the basic return, or None where the environment gives no reward."""
     if not np.isfinite(evaluation.basic).all():
         return None
     return float(evaluation.basic.mean()), float(evaluation.basic.std())

@@ -1,6 +1,5 @@
 """Fit a prior to recorded observations and actions by maximum likelihood: a policy with a std, or one of choices."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from torch import Tensor
 from repolicy.envs import evaluate, match_observation, probe_env
 from repolicy.errors import UsageError
 from repolicy.files import check_writable
-from repolicy.policies import ActionSpace, Policy, PolicySpec, make_policy, read_card, save_policy
-from repolicy.prepare.cloning import initialize_from_samples
+from repolicy.policies import ActionSpace, Policy, PolicySpec, check_policy_name, make_policy, read_card, save_policy
+from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_std
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
@@ -30,7 +29,7 @@ class Imitation:
     policy: Policy
     fit_result: FitResult
     env: str
-    returns: tuple[float, float] | None  # mean and std with the mean action; None without an environment
+    returns: tuple[float, float] | None  # mean and std with the mean action; None without an environment or its reward
 
 
 def imitate(
@@ -59,6 +58,7 @@ def imitate(
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
+    check_policy_name(Path(out))
     policy = make_policy(_spec(demonstrations, actions, hidden, state_std), seed)
     samples = Samples(demonstrations.observations, targets)
     initialize_from_samples(policy, samples)
@@ -78,9 +78,8 @@ def imitate(
     returns = None
     if env is not None:
         card["request"] = {"env": env}
-        evaluation = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
-        returns = (float(evaluation.basic.mean()), float(evaluation.basic.std()))
-        if math.isfinite(returns[0]):
+        returns = return_mean_and_std(evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000))
+        if returns is not None:
             mean_and_std = f"{format_digits(returns[0], 4)} ± {format_digits(returns[1], 2)}"
             say(f"it earns {mean_and_std} in {env} (mean action, {TRIAL_EPISODES} episodes)")
     save_policy(out, policy, card)

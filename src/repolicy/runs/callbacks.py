@@ -100,7 +100,7 @@ class Display:
 
     def __init__(self) -> None:
         self.terminal = Terminal()
-        self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
+        self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_interactive else None
         self._latest: dict[str, float] = {}
         self._first = math.inf, 0.0  # the first iteration that was written, and its time
 
@@ -144,12 +144,8 @@ class Display:
 
     def _line(self) -> str:
         (share, left), latest, budget = self._progress(), self._latest, self._budget()
-        parts = [
-            f"{share:4.0%}",
-            self._steps(),
-            f"{latest['steps_per_second']:,.0f} a second",
-            f"{format_duration(left)} left",
-        ]
+        parts = [f"{share:4.0%}", self._steps()]
+        parts += [f"{latest['steps_per_second']:,.0f} a second", f"{format_duration(left)} left"]
         shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
         return " · ".join([*parts, *(LINE_METRICS[name].format(latest[name]) for name in shown), *budget])
 

@@ -57,10 +57,8 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     Headings are wrapped at words. Columns that do not fit are printed below the others, in blocks that all begin with
     the first column.
     """
-    widths = []
-    for index, heading in enumerate(headings):
-        words = [*heading.split(), *(row[index] for row in rows)]
-        widths.append(max(map(len, words), default=0))
+    columns = zip(headings, *rows, strict=True)
+    widths = [max(map(len, [*heading.split(), *cells]), default=0) for heading, *cells in columns]
     # Divide the other columns into groups that fit.
     available = shutil.get_terminal_size().columns - widths[0]
     groups = [list[int]()]

@@ -3,6 +3,7 @@
 import os
 import re
 import select
+import shutil
 import sys
 import time
 from typing import Any
@@ -29,12 +30,13 @@ class TerminalKeys:
 
         if not sys.stdin.isatty():
             raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
-        self._file = sys.stdin.fileno()
+        self._termios, self._tty, self._file = termios, tty, sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         self._held_until: dict[str, float] = {}
-        tty.setcbreak(self._file)
+        self.pressed()  # from here on without echo
 
     def pressed(self) -> list[str]:
+        self._tty.setcbreak(self._file, self._termios.TCSANOW)  # each time, because a shell resets it by Ctrl-Z and fg
         keys, before = list[str](), self.held()
         while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
             keys += [NAMED.get(key, key) for key in SEQUENCE.sub("", text)]
@@ -48,14 +50,12 @@ class TerminalKeys:
         return {}
 
     def show(self, picture: Any, words: str) -> None:
-        sys.stderr.write(f"\r{words:60s}")
+        sys.stderr.write(f"\r{words:60s}"[: shutil.get_terminal_size().columns])  # else each step begins a line
         sys.stderr.flush()
         time.sleep(1 / RATE)
 
     def close(self) -> None:
-        import termios
-
-        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+        self._termios.tcsetattr(self._file, self._termios.TCSADRAIN, self._before)
         sys.stderr.write("\n")
 
 
