@@ -123,7 +123,7 @@ WINGS = [
     Mutant("llm/models.py", 'identity.get("method") == "QAdapterTrainer"', "False", LLM["q_adapter"], "a Q-adapter is taken for a policy"),
     Mutant("llm/identity.py", "parameter.to(dtype or torch.float32).float() if parameter.is_floating_point() else parameter", "parameter", LLM["doors"], "a checksum of how weights were loaded"),
     Mutant("llm/identity.py", "if not same:", "if False:", LLM["doors"], "a changed model's folder is its prior"),
-    Mutant("llm/mixins.py", "if stored != current:", "if False:", LLM["doors"], "a checkpoint resumed with another objective"),
+    Mutant("llm/mixins.py", "if stored != value:", "if False:", LLM["doors"], "a checkpoint resumed with another objective"),
     Mutant("llm/mixing.py", "share = (second - target.omega)", "share = (target.omega - first)", LLM["mixing"], "the dial turns the wrong way"),
     Mutant("llm/mixing.py", "share * anchor.alpha / target.alpha", "share", LLM["mixing"], "alpha has no part in the dial"),
     Mutant("llm/mixing.py", "or not torch.equal(self.cached_ids.to(ids.device), ids[:, :-1])", "", LLM["q_adapter"], "a cache of beams that changed places"),

@@ -11,6 +11,7 @@ from peft import LoraConfig
 from tiny_language import LABELLED, apart, first, load
 from transformers import AutoTokenizer
 
+from repolicy.errors import UsageError
 from repolicy.llm.losses import cross_entropy_dpo_loss
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
@@ -101,3 +102,9 @@ def test_rows_come_in_random_order(trainer: Callable[..., Any]) -> None:
     from torch.utils.data import RandomSampler
 
     assert isinstance(trainer(kl(0.1))._get_train_sampler(), RandomSampler)
+
+
+def test_each_label_of_a_stream_is_checked(trainer: Callable[..., Any]) -> None:
+    rows = Dataset.from_list([row | {"label": 2 if i == 5 else 1} for i, row in enumerate(LABELLED)])
+    with pytest.raises(UsageError, match="a label is 2"):
+        trainer(residual(0.3, 0.2), train_dataset=rows.to_iterable_dataset(), max_steps=1).train()

@@ -142,6 +142,19 @@ def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior
         build("grpo", model=model)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+def test_a_compiled_model_is_the_same_model(build: Build, kind: str) -> None:
+    """Of a compiled reference, `bool` raises, and the names of its weights have a prefix."""
+    runs = []
+    for how in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        runs.append(build(kind, max_steps=1, optim="sgd", learning_rate=0.5, **how))
+        runs[-1].train()  # at once, with the random numbers of its seed
+    plain, compiled = runs
+    assert compiled.identity == plain.identity
+    assert torch.allclose(weights(compiled), weights(plain), atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["dpo", "labels"])
 def test_greedy_loads_no_reference(build: Build, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"trl.trainer.{ {'dpo': 'dpo', 'labels': 'kto'}[kind] }_trainer.create_model_from_path", None)

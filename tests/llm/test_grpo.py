@@ -278,6 +278,7 @@ def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callabl
         scored(build("grpo", reward_funcs=lambda completions, **_: [None, wrong] * (len(completions) // 2)))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
 def test_learned_positions_are_counted_as_when_text_is_written(
     build: Callable[..., Any], prior: Path, tmp_path: Path
 ) -> None:
@@ -286,10 +287,11 @@ def test_learned_positions_are_counted_as_when_text_is_written(
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": 0, "bos_token_id": 0}
     perturbed(GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)), 0.5).save_pretrained(tmp_path / "gpt2")
     expected = response_log_probs(load(tmp_path / "gpt2"), [([0], [1, 3]), ([0, 1, 2], [3, 3])])
-    for more in ({}, {"peft_config": LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)}):
+    lora = {"peft_config": LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)}
+    for more in ({}, lora, {"torch_compile": True, "torch_compile_backend": "eager"}):
         ours = build("grpo", model=load(tmp_path / "gpt2"), **more)
         ids, attention = torch.tensor([[0, 0, 0, 1, 3], [0, 1, 2, 3, 3]]), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
-        for each in filter(None, (ours.model, ours.ref_model)):
+        for each in (ours.model, *([] if ours.ref_model is None else [ours.ref_model])):
             found = ours._get_per_token_logps_and_entropies(each, ids, attention, 2)[0].sum(1).tolist()
             assert found == pytest.approx(expected, abs=1e-4)
 

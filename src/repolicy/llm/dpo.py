@@ -20,7 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
-from repolicy.llm.requirements import NO_REFERENCE_SYNC, first_row, require_columns, require_labels
+from repolicy.llm.requirements import NO_REFERENCE_SYNC, first_row, require_columns, require_labels, values_of
 
 MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
 # The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
@@ -148,7 +148,7 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         is_pairs = {"chosen", "rejected"} <= first_row(dataset).keys()
         require_columns(dataset, () if is_pairs else self.REQUIRED_COLUMNS)
         if not is_pairs:
-            require_labels(dataset)
+            require_labels(values_of(dataset, "label"))
 
     @property
     def offset(self) -> float:
@@ -159,6 +159,7 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the mean loss of Eq. 32, and move the offset."""
+        require_labels(inputs["label"].tolist())  # of a streamed dataset only the first was read before
         label = inputs["label"].to(inputs["input_ids"].device).float()
         log_policy, outputs = self._log_policy(model, inputs)
         log_prior = self._log_prior(model, inputs)

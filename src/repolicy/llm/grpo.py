@@ -125,8 +125,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
             args.beta = 0.0
         self.beta = 0.0  # ... and adds a KL term to the loss unless beta is 0
         self.reward_funcs = [checked_reward(reward_func) for reward_func in self.reward_funcs]
-        for network in filter(None, (self.model, self.ref_model)):
-            add_position_ids(self.accelerator.unwrap_model(network))
+        for network in [self.model] if self.ref_model is None else [self.model, self.ref_model]:
+            add_position_ids(self.accelerator.unwrap_model(network, keep_torch_compile=False))
         check_sampling(self)
         require_enough_prompts(train_dataset, args)
         self.record_identity(reference_given=False)
@@ -300,16 +300,14 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
         """Return the policy's log-probabilities of sampled tokens `[B, T]`, which TRL's output may lack."""
         responses, args = output["completion_ids"], self.args
-        log_policy: Tensor
-        log_policy, _, _ = self._get_per_token_logps_and_entropies(
+        return self._get_per_token_logps_and_entropies(
             self.model,
             torch.cat([output["prompt_ids"], responses], dim=1),
             torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
             responses.size(1),
             batch_size=args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size,
             **{name: output[name] for name in SCORING_PARAMETERS if name in output},
-        )
-        return log_policy
+        )[0]
 
     def _log_metrics(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> None:
         """Log the mean add-on, prior and entropy terms of the policy's responses, and their KL from the prior."""

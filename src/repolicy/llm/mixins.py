@@ -80,12 +80,11 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = (state.stateful_callbacks or {}).get(type(self).__name__)
         if not isinstance(saved, dict):
             return
-        for name, current in self.fixed.items():
+        for name, value in self.fixed.items():
             stored = saved["args"]["fixed"].get(name)
-            if stored != current:
+            if stored != value:
                 remedy = "resume it with the same objective and prior, or start a new run in another folder"
-                difference = f"was trained with {name} {stored}, and this run has {current}"
-                raise UsageError(f"the checkpoint {difference}; {remedy}")
+                raise UsageError(f"the checkpoint was trained with {name} {stored}, and this run has {value}; {remedy}")
         self.values.update(saved["args"]["values"])
 
 
@@ -131,15 +130,16 @@ class ObjectiveMixin:
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         require_no_adapter_inside(self.model)
         is_sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
-        if self.ref_model is not None and not reference_given and not is_sharded:
-            require_same_weights(self.model, self.ref_model)
+        prior, reads_prior = self.model, self.objective.reads_prior
         if self.ref_model is not None:
-            require_same_vocabulary(self.ref_model.config, self.model.config, "the model")
-        if self.ref_model is None and isinstance(self.model, PeftModel):
+            prior = self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)  # type: ignore[attr-defined]
+            require_same_vocabulary(prior.config, self.model.config, "the model")
+            if not reference_given and not is_sharded:
+                require_same_weights(self.model, prior)
+        elif isinstance(self.model, PeftModel):
             require_prior_when_off(self.model)
             if not getattr(self.args, "precompute_ref_log_probs", False):
                 require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
-        prior, reads_prior = self.ref_model or self.model, self.objective.reads_prior
         prior_name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
         if "ref" in getattr(prior, "peft_config", {}) and not is_ref_adapter_unused(prior):
             prior_name += " with the adapter that training went on from"
@@ -222,7 +222,8 @@ class ReferenceMixin(ObjectiveMixin):
 
     def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return log prior of responses as TRL computes it; without a reference model, with the adapter off."""
-        return self.compute_ref_log_probs(self.ref_model or model, inputs)  # type: ignore[attr-defined]
+        prior = model if self.ref_model is None else self.ref_model
+        return self.compute_ref_log_probs(prior, inputs)  # type: ignore[attr-defined]
 
 
 class _Resume(TrainerCallback):  # type: ignore[misc]

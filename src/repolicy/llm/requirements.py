@@ -98,8 +98,8 @@ def require_columns(dataset: Any, required: tuple[str, ...]) -> None:
                 raise UsageError(f"{column} is null in row {row} (the first is 0) of the dataset: filter it out")
 
 
-def require_labels(dataset: Any) -> None:
+def require_labels(labels: Any) -> None:
     """Raise if a label is not 0 or 1 (false or true)."""
-    for value in values_of(dataset, "label"):
+    for value in labels:
         if value not in (0, 1):
             raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
