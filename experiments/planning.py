@@ -109,7 +109,7 @@ def measure_planner(plan: Plan) -> Row:
         tally = planner.tally
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
         is_discrete = planner.actions.kind == "discrete"
-        row["decisions_a_second"] = tally.rate if is_discrete else decisions_per_second(planner)
+        row["decisions_a_second"] = (asking.decisions_per_second if is_discrete else decisions_per_second)(planner)
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 

@@ -57,6 +57,16 @@ def test_it_says_what_it_did(planned):
     assert "times real time" in said
 
 
+def test_the_speed_is_that_of_one_robot_however_many_episodes_run_at_once(tmp_path, capsys, monkeypatch):
+    def seconds_of_a_decision(planner, observations, samples):
+        return 0.02 * len(observations) * samples / 4
+
+    monkeypatch.setattr("repolicy.planning.asking.decision_seconds", seconds_of_a_decision)
+    options = [*FEW, "--episodes", "8", "--steps", "2"]
+    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *options, "--out", str(tmp_path / "plan"), "--json"])
+    assert json.loads(capsys.readouterr().out)["decisions_a_second"] == 50.0
+
+
 def test_its_folder_is_the_same_planner_again(folder):
     made = repolicy.plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
     assert repr(made).startswith("Planner in HalfCheetah-v4 for hind_leg=10: ")  # without its networks' numbers

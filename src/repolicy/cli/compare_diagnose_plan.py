@@ -303,10 +303,12 @@ class Plan(RunsPolicy):
 
 def _print_metrics(terminal: Terminal, planner: "Planned") -> dict[str, float]:
     """Print and return the planner's speed, and the share of decisions in which it kept the prior's own plan."""
-    tally = planner.tally
-    metrics = {"decisions_a_second": tally.rate, "real_time": tally.rate * planner.model.seconds}
+    from repolicy.planning.asking import decisions_per_second
+
+    tally, rate = planner.tally, decisions_per_second(planner)
+    metrics = {"decisions_a_second": rate, "real_time": rate * planner.model.seconds}
     metrics |= {"prior_kept": tally.kept / tally.decisions, "broken_down": tally.failed}
-    pace = f"{metrics['decisions_a_second']:.3g} decisions a second"
+    pace = f"{rate:.3g} decisions a second"
     share = f"in {metrics['prior_kept']:.1%} of the decisions"
     if metrics["real_time"]:
         pace += f", {metrics['real_time']:.2g} times real time"

@@ -269,6 +269,13 @@ def paced(made: Planned, hz: float) -> Planned:
         return replace(made, search=fit_to_time(made, envs.reset(), SHARE / hz).search)
 
 
+def decisions_per_second(made: Planned) -> float:
+    """Return how many decisions per second the planner makes for one robot; several at once take less time for each."""
+    with one_thread(), closing(make_envs(made.env, 1, made.search.seed, made.backend)) as envs:
+        made.watch(envs)
+        return 1.0 / decision_seconds(made, envs.reset(), made.search.samples)
+
+
 def fit_to_time(planner: Planner, observations: np.ndarray, seconds: float) -> Planner:
     """Return the planner with the most samples whose decision takes at most `seconds`.
 

@@ -1,7 +1,6 @@
 """A planner: an agent that chooses each action by simulating candidate plans. It needs no training."""
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,19 +83,12 @@ class Tally:
     """Sums over a planner's decisions, for its statistics."""
 
     decisions: int = 0
-    seconds: float = 0.0
     effective: float = 0.0  # sum of effective sample sizes
     kept: int = 0  # decisions in which no candidate scored better than the prior's own plan
     failed: int = 0  # simulations that broke down
 
-    @property
-    def rate(self) -> float:
-        """Decisions per second."""
-        return self.decisions / self.seconds if self.seconds else 0.0
-
-    def add(self, candidates: Candidates, seconds: float) -> None:
+    def add(self, candidates: Candidates) -> None:
         self.decisions += len(candidates.scores)
-        self.seconds += seconds
         self.effective += float(effective(candidates.weights).sum())
         self.kept += int((candidates.scores.argmax(1) == 0).sum())
         self.failed += int(np.isneginf(candidates.scores).sum())
@@ -208,7 +200,7 @@ class Planning:
 
     def _deviations(self, observations: np.ndarray) -> np.ndarray:
         """Return this step's deviations from the prior `[N, A]`, in units of its std, and remember the plan."""
-        start, planner, memory = time.perf_counter(), self._planner, self.memory
+        planner, memory = self._planner, self.memory
         search = planner.search
         knots = min(search.knots or search.horizon, search.horizon)
         draws = memory.random.standard_normal((len(observations), search.samples, knots, planner.actions.width))
@@ -216,7 +208,7 @@ class Planning:
         self.candidates = planner.candidates(observations, previous, draws)
         plans = self.candidates.plans
         memory.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
-        planner.tally.add(self.candidates, time.perf_counter() - start)
+        planner.tally.add(self.candidates)
         return plans[:, 0]
 
     def reset_memory(self, ended: np.ndarray) -> None:

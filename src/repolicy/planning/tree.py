@@ -9,7 +9,6 @@ The root chooses its action by the latter, too.
 """
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +195,7 @@ class Choosing:
         self._log_policies: list[np.ndarray] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        start, tree = time.perf_counter(), self.memory
+        tree = self.memory
         rows = np.ascontiguousarray(observations)
         roots = [tree.root(n, state, rows[n : n + 1]) for n, state in enumerate(tree.model.states(observations))]
         log_policy = np.stack([tree.log_policy(root) for root in roots])
@@ -209,7 +208,6 @@ class Choosing:
         of_prior = [root.log_prior.argmax() for root in roots]
         tally = self._planner.tally
         tally.decisions += len(roots)
-        tally.seconds += time.perf_counter() - start
         tally.kept += int(np.sum(of_prior == actions))
         return actions[:, None]
 
