@@ -186,6 +186,7 @@ def test_what_is_won_is_told_in_its_own_units(mean: float, told: str) -> None:
         (20.0, 40.0, 0.01, -1.0, ""),
         (0.1, 40.0, 0.01, 0.5, ""),  # a clear success by sampled actions is no doubtful one
         (-20.0, 40.0, 2.0, 0.5, "to hold it more: a larger --omega"),
+        (-20.0, 40.0, 2.0, 0.5, "or a smaller budget (--kl-budget, --log-prior-budget); to see"),
         (-20.0, -40.0, 2.0, -1.5, "explained nothing (explained variance -1.5)"),
         (0.1, 0.1, 0.01, 0.5, "hardly moved: more --steps, or less --omega"),
         (0.1, 0.1, 2.0, 0.5, "moved 2 nats a step away for no certain gain"),

@@ -112,8 +112,8 @@ def advice(pairs: Sequence[Pair], prior_kl: float, explained_variance: float, ho
     larger_omega = "a larger --omega, " if hold_option else ""
     return (
         "where its steps were far fewer than the usual million: more of them (--steps); to hold it more: "
-        f"{larger_omega}a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it "
-        "should: repolicy diagnose"
+        f"{larger_omega}a price on new states (--states) or a smaller budget (--kl-budget, --log-prior-budget); to see "
+        "whether the prior acts as it should: repolicy diagnose"
     )
 
 
