@@ -198,8 +198,8 @@ def test_one_response_has_an_unknown_interval() -> None:
 
 
 def test_a_reward_judges_each_response() -> None:
-    with pytest.raises(UsageError, match="the reward returned 0 numbers for 2 responses"):
-        call_reward(lambda **_: [], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
+    with pytest.raises(UsageError, match="the reward returned 1 number for 2 responses"):
+        call_reward(lambda **_: [1.0], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("labels", BOTH, {"desirable_weight": 2.0}, "offset=True"),
         ("labels", BOTH, {"loss_type": "kto"}, "the loss is always Eq. 32"),
         ("q", BOTH, {"peft_config": None}, "give a peft_config"),
+        ("q", BOTH, {"ref_model": new_model("abe", 3, 32, 1), "peft_config": ADAPTER}, "no ref_model"),
         ("q", BOTH, {"precompute_ref_log_probs": True, "peft_config": ADAPTER}, "whole distribution"),
         ("grpo", BOTH, {"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
         ("grpo", BOTH, {"scale_rewards": "group"}, "scale_rewards is 'group'"),

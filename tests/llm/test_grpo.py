@@ -276,6 +276,8 @@ def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callabl
     """TRL makes NaN of None, so a mistake of the reward would end a run with success, and nothing learned."""
     with pytest.raises(NumericError, match=f"a reward is {wrong!r}, and no number"):
         scored(build("grpo", reward_funcs=lambda completions, **_: [None, wrong] * (len(completions) // 2)))
+    with pytest.raises(NumericError, match="the reward returned None, and no list"):
+        scored(build("grpo", reward_funcs=lambda **_: None))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles

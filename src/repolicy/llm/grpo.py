@@ -5,7 +5,7 @@ of `add-on + omega · log prior − alpha · log policy`, minus the mean return 
 that are not finished at that token. TRL accepts advantages `[B, T]` from subclasses; the rest of it is unchanged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -328,14 +328,16 @@ def _mask(batch: dict[str, Any]) -> Tensor:
 
 
 def checked_reward(reward_func: Any) -> Any:
-    """Wrap a reward function: raise if it returns NaN or another non-number, which TRL would treat as None."""
+    """Wrap a reward function: raise if it returns no list, or NaN or another non-number, which TRL takes for None."""
     if isinstance(reward_func, torch.nn.Module) or is_async_callable(reward_func):
         return reward_func
 
     @wraps(reward_func)
     def call_and_check(**columns: Any) -> list[Any]:
-        values = list(reward_func(**columns))
-        for value in values:
+        values = reward_func(**columns)
+        if not isinstance(values, Iterable):
+            raise NumericError(f"the reward returned {values!r}, and no list with a number for each response")
+        for value in (values := list(values)):
             if not isinstance(value, SupportsFloat | None) or (value is not None and isnan(value)):
                 raise NumericError(f"a reward is {value!r}, and no number: return None to judge nothing")
         return values

@@ -243,15 +243,14 @@ def evaluate(
         model = None
         if name is not None:
             prior_model, model = load_tuned(name, prior_model, index)
-            identity = read_identity(name)
-            result |= {key: identity[key] for key in ("omega", "alpha") if identity}
+            result |= {key: value for key, value in read_identity(name).items() if key in ("omega", "alpha")}
         torch.manual_seed(seed)
         views = model_view(prior_model, model), model_view(prior_model, None)
         measures, texts = measure(*views, tokenizer, repeated, reward_func, tokens)
         by_prompt = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
         results.append(result | with_intervals(by_prompt))
         samples.append(texts[::responses])
-    lead = f"{len(rows)} prompts, {responses} responses to each, at most {tokens} tokens."
+    lead = f"{format_count(len(rows), 'prompt')}, {format_count(responses, 'response')} to each, up to {tokens} tokens."
     return results, render_page(lead, results, rows, samples)
 
 
@@ -290,12 +289,11 @@ def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], 
         values = reward_func(prompts=prompts, completions=completions, completion_ids=ids, **columns)
         values = [None if value is None else float(value) for value in values]
     if len(values) != len(texts):
-        raise UsageError(f"the reward returned {len(values)} numbers for {len(texts)} responses")
-    rewards = np.array([0.0 if value is None else value for value in values])
-    if not np.isfinite(rewards).all():
-        raise UsageError(f"the reward returned {rewards[~np.isfinite(rewards)][0]}: return None to judge nothing")
-    rewards[[value is None for value in values]] = np.nan
-    return rewards
+        returned, expected = format_count(len(values), "number"), format_count(len(texts), "response")
+        raise UsageError(f"the reward returned {returned} for {expected}")
+    if wrong := [value for value in values if value is not None and not math.isfinite(value)]:
+        raise UsageError(f"the reward returned {wrong[0]}: return None to judge nothing")
+    return np.array(values, dtype=float)
 
 
 def with_intervals(measures: dict[str, Any]) -> dict[str, Any]:

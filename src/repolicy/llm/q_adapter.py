@@ -53,10 +53,10 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
     SETTINGS_CLASS, FIXED_SETTINGS = QAdapterConfig, ("chi",)
     REQUIRED_COLUMNS, REQUIRED_SETTINGS = ("chosen", "rejected"), REQUIRED_SETTINGS
 
-    def __init__(self, model: Any, args: Any = None, train_dataset: Any = None, **others: Any) -> None:
-        if others.get("peft_config") is None:
-            raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
-        super().__init__(model, None, args, train_dataset, **others)
+    def __init__(self, model: Any, ref_model: Any = None, *arguments: Any, **others: Any) -> None:
+        if others.get("peft_config") is None or ref_model is not None:
+            raise UsageError("the prior is the model with its adapter off: give a peft_config, and no ref_model")
+        super().__init__(model, None, *arguments, **others)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step and their common number of tokens, so that all tokens weigh the same."""
