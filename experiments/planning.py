@@ -3,8 +3,8 @@
     python -m experiments.planning
     python -m experiments.planning --only ant       # the rows whose keys begin so
 
-The ledger has one row per planner, with its prior on episodes of the same seeds, cut off after `steps` steps. Speed is
-measured in processor time, so that other programs on the machine do not count.
+The ledger has one row per planner, with its prior on episodes of the same seeds, cut off after `steps` steps. The speed
+is one core's, for one robot: let nothing else run.
 """
 
 import time
@@ -23,10 +23,9 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
 from repolicy.planning import asking
 from repolicy.planning.keeping import save_distilled
-from repolicy.planning.planner import Planner, Search
+from repolicy.planning.planner import Search
 from repolicy.runs.ranks import one_thread
 
-TIMED_DECISIONS = 50  # to measure the speed, one decision at a time
 DISTILLED_EPISODES, FULL_EPISODE = 20, 1000
 PARTS = ("basic_reward", "addon_reward", "total_reward")
 
@@ -108,8 +107,7 @@ def measure_planner(plan: Plan) -> Row:
             row[name] = summarize(result)
         tally = planner.tally
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
-        is_discrete = planner.actions.kind == "discrete"
-        row["decisions_a_second"] = (asking.decisions_per_second if is_discrete else decisions_per_second)(planner)
+        row["decisions_a_second"] = asking.decisions_per_second(planner)
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 
@@ -158,16 +156,6 @@ def summarize(result: Evaluation) -> Row:
     columns = {name: result.columns[name] for name in ("total_reward", "basic_reward", "addon_reward")}
     parts = {name: [column.mean, column.error] for name, column in columns.items()}
     return {**parts, "episodes": len(result.basic), "ended_early": int(result.terminated.sum())}
-
-
-def decisions_per_second(planner: Planner) -> float:
-    """Return the number of decisions per second of one core, made one at a time."""
-    act, observation = planner.actor(1, 1), np.zeros((1, planner.observation_size), np.float32)
-    act(observation)  # warm up
-    start = time.process_time()
-    for _ in range(TIMED_DECISIONS):
-        act(observation)
-    return TIMED_DECISIONS / (time.process_time() - start)
 
 
 def table(rows: dict[str, Row]) -> str:

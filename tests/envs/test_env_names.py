@@ -22,8 +22,8 @@ envpool = pytest.importorskip("envpool")
         ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
         ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box of floats, Discrete and MultiDiscrete"),
         ("WholeNumbers", "has actions of kind Box.*int64.; Repolicy takes Box of floats"),
-        ("NothingToSee", "NothingToSee' has an empty observation or action: give it a number"),
-        ("NothingToChoose", "NothingToChoose' has an empty observation or action: give it a number"),
+        ("NothingToSee", "NothingToSee' has an observation or an action without a number"),
+        ("NothingToChoose", "NothingToChoose' has an observation or an action without a number"),
     ],
 )
 def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:

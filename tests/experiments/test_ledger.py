@@ -92,6 +92,14 @@ def test_rows_are_stale_that_do_not_contain_a_change(tmp_path: Path, monkeypatch
 
 
 RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize("change", stale.CHANGES, ids=lambda change: change.commit[:8])
+def test_a_change_names_ledgers_of_rows_that_have_a_key(change: stale.Change) -> None:
+    rows = "".join((RESULTS / f"{name}.jsonl").read_text() for name in change.files)
+    assert all("key" in json.loads(line) for line in rows.splitlines())
+
+
 FILES = sorted(RESULTS.rglob("*.jsonl"))
 
 

@@ -40,7 +40,7 @@ from repolicy.prepare.generative import (
     with_noise_scale,
 )
 from repolicy.priors import decoders
-from repolicy.priors.decoders import find_noise_input, load_decoder
+from repolicy.priors.decoders import load_decoder
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.request import Request
@@ -285,25 +285,6 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
         evaluate(out, episodes=2, trust=True)
 
 
-INPUTS = [
-    ({"seen": 2, "noise": 6}, "noise"), ({"x": 6, "y": 2}, "x"), ({"observation": 6, "noise": 6}, "noise"),
-    ({"normalized_obs": 6, "sample": 6}, "sample"), ({"obs_steps": 6, "initial_Z": 6}, "initial_Z"),
-    ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
-    ({"observation": 2, "history": 6}, ""), ({"observation": 6, "history": 2}, ""), ({"x": 6, "y": 6}, ""),
-    ({"observation": 2, "noise": "width"}, ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("inputs", "found"), INPUTS)
-def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, found: str) -> None:
-    shapes = {name: ["rows", size] for name, size in inputs.items()}
-    if found:
-        assert find_noise_input(shapes, 6, Path("flow.onnx")) == (found, [6])
-    else:
-        with pytest.raises(UsageError, match="does not tell which of its inputs"):
-            find_noise_input(shapes, 6, Path("flow.onnx"))
-
-
 def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     for decoder, chunk, error, words in (
         ("at_random", 1, UsageError, "draws numbers of its own"),
@@ -319,7 +300,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         load_decoder(f"{HERE}:same", 0, 1)
     with pytest.raises(FileError, match="hopper is no file of a decoder; .* leave out --noise"):
         load_decoder("hopper", 2, 1)
-    with pytest.raises(UsageError, match="hopper does not say, .* --env, or leave out --noise"):
+    with pytest.raises(UsageError, match="hopper is named as a generative policy: .* leave out --noise"):
         open_start("hopper", "", None, 2, 1, False, Path("copy"), False)
     with pytest.raises(UsageError, match="--trust"):
         check_trust("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")

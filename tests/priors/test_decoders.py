@@ -87,3 +87,22 @@ def test_a_script_runs_in_the_precision_of_its_buffers_and_fails_in_a_sentence(t
         UsageError, match=r"decoder\.pt does not run on observations of 2 and noise of 3 .*: [^\n]{,120}$"
     ):
         load_decoder(file, 3, 1)(SEEN, np.ones((5, 3), np.float32))
+
+
+INPUTS = [
+    ({"seen": 2, "noise": 6}, "noise"), ({"x": 6, "y": 2}, "x"), ({"observation": 6, "noise": 6}, "noise"),
+    ({"normalized_obs": 6, "sample": 6}, "sample"), ({"obs_steps": 6, "initial_Z": 6}, "initial_Z"),
+    ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
+    ({"observation": 2, "history": 6}, ""), ({"observation": 6, "history": 2}, ""), ({"x": 6, "y": 6}, ""),
+    ({"observation": 2, "noise": "width"}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "found"), INPUTS)
+def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, found: str) -> None:
+    shapes = {name: ["rows", size] for name, size in inputs.items()}
+    if found:
+        assert find_noise_input(shapes, 6, Path("flow.onnx")) == (found, [6])
+    else:
+        with pytest.raises(UsageError, match="does not tell which of its inputs"):
+            find_noise_input(shapes, 6, Path("flow.onnx"))

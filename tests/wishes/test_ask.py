@@ -265,7 +265,7 @@ def test_the_page_is_made_with_films(
     [
         ('{"page": "other", "pair": 0, "answer": "left"}', "answers a page that is none of those given"),
         ("left", "is no answer as the page saves it"),
-        ('{"record": 1, "env": "Pendulum-v1"}', "a record of take-overs: leave --asked out"),
+        ('{"record": 1, "env": "Pendulum-v1"}', "begins a record of take-overs, and no answers: leave --asked out"),
         ('{"page": "PAGE", "pair": 99, "answer": "left"}', "is no answer to a pair of that page"),
         ('{"page": "PAGE", "pair": 0, "answer": "both"}', "is no answer to a pair of that page"),
         ('{"page": "PAGE", "pair": "0", "answer": "left"}', "not a whole number"),

@@ -139,8 +139,9 @@ class Doctor(Command):
         before = None if self.before is None else read_checkpoint(checkpoint_in(self.before))
         sentences = causes(read_checkpoint(path), before)
         if self.batch is not None:
-            default = "none" if path.suffix == ".zip" else None  # SB3's buffer has observations as they were normalized
-            reading = replace(self.reading, vecnormalize=self.reading.vecnormalize or default)
+            reading = self.reading
+            if path.suffix == ".zip" and reading.vecnormalize is None:
+                reading = replace(reading, vecnormalize="none")  # SB3's buffer holds normalized observations
             sentences += first_ratios(read_policy(path, reading), self.batch)
         Terminal().say(*(sentences or ["none of the usual causes is there"]))
         return {"causes": sentences}

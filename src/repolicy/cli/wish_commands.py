@@ -137,8 +137,6 @@ class Infer(InferenceOptions, RunsPolicy):
             if getattr(self, name) != getattr(Infer, name):
                 raise UsageError(f"--{name} is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
-        if any(read_bytes(Path(name)).startswith(b'{"record"') for name in self.data):
-            raise UsageError("--asked is for answers, and this is a record of take-overs: leave --asked out")
         answers = read_answers([Path(name) for name in self.data], pages)
         wish = learn_from_answers(pages, answers, self.features)
         spread = std_of_reward(pages, wish)

@@ -97,7 +97,7 @@ class Batch:
         self._keys, self.observation_size = observed_parts(space, self.name, critic)
         self._env_space, self.actions = actions, action_space(actions, self.name)
         if not (self.observation_size and self.actions.width):
-            raise UsageError(f"environment {self.name!r} has an empty observation or action: give it a number")
+            raise UsageError(f"environment {self.name!r} has an observation or an action without a number in it")
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         raise NotImplementedError

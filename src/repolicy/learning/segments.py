@@ -127,11 +127,13 @@ class Segments:
             envs = DialedEnvs(envs, seed, index * count, settings.envs, dials)
         deployed_collector = None
         if worker.multipliers.limits or worker.multipliers.keep:  # they are measured as the policy will be deployed
-            noise = torch.Generator().manual_seed(stream.initial_seed())
+            seed = derived_seed(settings.seed, self.segment, Stream.DEPLOYED_ENVS + index)
+            noise = torch.Generator().manual_seed(seed)
             deployed_collector = self.make_collector(self.make_envs(Stream.DEPLOYED_ENVS, probe_count(count)), noise)
         worker.begin(self.make_collector(envs, stream), stream, deployed_collector)
 
     def make_collector(self, envs: Envs, stream: torch.Generator) -> Collector:
+        """Return a collector over these environments, which draws actions from the stream."""
         cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
         keep_transitions = self.worker.terms.addon is not None
         return Collector(envs, self.worker.settings.n_steps, stream, keep_transitions, cuts)

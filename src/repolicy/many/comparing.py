@@ -320,7 +320,7 @@ def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: f
         broken = [int((~np.isfinite(each)).sum()) for each in (old, new)]
         if any(broken):  # a verdict without this quantity would be by the others alone
             where = f"{broken[0]} of the old policy's {len(old)} episodes and {broken[1]} of the new one's"
-            raise NumericError(f"the {TITLES.get(name, name)} is not finite in {where}, and decides nothing so")
+            raise NumericError(f"the {TITLES.get(name, name)} is not finite in {where}, so there is no verdict")
         values[name] = old, new
     deciding = len(values.keys() - {*INFORMATIVE})
     rows = []

@@ -72,8 +72,8 @@ def open_start(
         return open_prior(prior, reading, init, trust, prior_file), env
     check_no_options(display_name(prior), reading, "a generative policy, which runs as it is")
     if not env:
-        remedy = "name one with --env, or leave out --noise if it is another kind of policy"
-        raise UsageError(f"{display_name(prior)} does not say, as a generative policy, its environment; {remedy}")
+        remedy = "name its environment with --env; for another kind of policy leave out --noise"
+        raise UsageError(f"{display_name(prior)} is named as a generative policy: {remedy}")
     if not resumed:
         policy, name = noise_prior(prior, noise, chunk, env, complete_settings(settings, Settings()), trust)
         # noise_prior has run one trial rollout already, for the normalizer

@@ -32,7 +32,10 @@ class Difference:
 
     @property
     def share(self) -> str:
-        """The difference as a share of the value before, such as ` (18 %)`; empty without one of at most tenfold."""
+        """The difference as a share of the value before, such as ` (18 %)`.
+
+        Empty if the value before is not positive, or less than a tenth of the difference.
+        """
         share = abs(self.value) / self.before if self.before > 0 else math.inf
         if not share <= 10.0:
             return ""

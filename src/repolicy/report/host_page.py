@@ -22,7 +22,7 @@ from repolicy.report.pieces import by_action, distribution_section, prior_pairs,
 from repolicy.report.verdict import Pair, basis, verdict
 
 HOST_CURVES = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))
-FORMS = "a run's folder, or from ResidualPPO a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip)"
+FORMS = "a run's folder, or what ResidualPPO saved: a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip)"
 
 
 def to_evaluation(episodes: Mapping[str, Any]) -> Evaluation:

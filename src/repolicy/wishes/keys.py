@@ -26,17 +26,19 @@ class TerminalKeys:
 
     def __init__(self) -> None:
         import termios
-        import tty
 
         if not sys.stdin.isatty():
             raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
-        self._termios, self._tty, self._file = termios, tty, sys.stdin.fileno()
+        self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         self._held_until: dict[str, float] = {}
         self.pressed()  # from here on without echo
 
     def pressed(self) -> list[str]:
-        self._tty.setcbreak(self._file, self._termios.TCSANOW)  # each time, because a shell resets it by Ctrl-Z and fg
+        import termios
+        import tty
+
+        tty.setcbreak(self._file, termios.TCSANOW)  # each time, because a shell resets it by Ctrl-Z and fg
         keys, before = list[str](), self.held()
         while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
             keys += [NAMED.get(key, key) for key in SEQUENCE.sub("", text)]
@@ -55,7 +57,9 @@ class TerminalKeys:
         time.sleep(1 / RATE)
 
     def close(self) -> None:
-        self._termios.tcsetattr(self._file, self._termios.TCSADRAIN, self._before)
+        import termios
+
+        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
         sys.stderr.write("\n")
 
 

@@ -214,6 +214,8 @@ def _parse_answer(line: str, where: str, sizes: dict[str, tuple[int, int]]) -> t
         answer = json.loads(line)
     except (ValueError, RecursionError):
         raise FileError(f"{where} is no answer as the page saves it: {printable(line, 60)}") from None
+    if isinstance(answer, dict) and "record" in answer:
+        raise UsageError(f"{where} begins a record of take-overs, and no answers: leave --asked out")
     check_shape(answer, {"page": str, "pair": int, "answer": str}, where)
     if answer["page"] not in sizes:
         remedy = "name the folder that `repolicy ask` wrote for it with --asked"
