@@ -127,6 +127,12 @@ def test_words_come_in_any_order_and_spelling() -> None:
     assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}
 
 
+def test_a_share_may_be_a_percentage() -> None:
+    assert cli._parse_command(["customize", "hopper", "--keep", "95%"]).named_settings == {"keep": 0.95}
+    with pytest.raises(UsageError, match="--keep is '%'; it must be a number"):
+        cli._parse_command(["customize", "hopper", "--keep", "%"])
+
+
 def test_none_is_for_what_may_be_none() -> None:
     assert cli._parse_command(["train", "Ant-v4", "--target-kl", "None"]).named_settings == {"target_kl": None}
     with pytest.raises(UsageError, match="--steps is 'None'; it must be a whole number"):

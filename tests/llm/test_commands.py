@@ -193,7 +193,7 @@ def test_an_interval_of_few_prompts_is_students(rows: list[list[float]], reach: 
 def test_one_response_has_an_unknown_interval() -> None:
     model = {"model": "mine"} | with_intervals({name: np.ones((1, 1)) for name in MEASURES})
     page = render_page("", [model], [{"prompt": "Say it."}], [["it"]])
-    assert "1.00\nunknown" in page
+    assert "1.00 (unknown)" in page
     assert "inf" not in page.partition("What each is worth")[2].partition("Side by side")[0]
 
 

@@ -102,7 +102,7 @@ class Evaluate(Command):
         from repolicy.llm import require_trl
 
         require_trl()
-        from repolicy.llm.models import MEASURES, evaluate
+        from repolicy.llm.models import MEASURES, evaluate, format_interval
 
         check_writable(self.out)
         with _print_warnings():
@@ -110,8 +110,7 @@ class Evaluate(Command):
                 self.models, self.prior, self.prompts, self.reward,
                 responses=self.responses, tokens=self.tokens, seed=self.seed,
             )  # fmt: skip
-        interval = "{mean:.2f} ({low:.2f} to {high:.2f})"
-        rows = [[model["model"], *(interval.format_map(model[name]) for name in MEASURES)] for model in models]
+        rows = [[model["model"], *(format_interval(**model[name]) for name in MEASURES)] for model in models]
         Terminal().numbers("Means over prompts, and 95 % intervals", ["", *MEASURES.values()], rows)
         write_bytes(self.out, page.encode())
         Terminal().say(f"page: {self.out}")

@@ -288,9 +288,9 @@ def _converter(option: Option, parser: argparse.ArgumentParser) -> Callable[[str
         if option.path[-1] == "std" and text == "fit":
             return text
         try:
-            number = float(text)
             if option.value_type is float:
-                return number
+                return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+            number = float(text)
             return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
         except (ValueError, OverflowError):
             kind = "a whole number" if option.value_type is int else "a number"

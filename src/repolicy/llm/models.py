@@ -338,9 +338,10 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _mean_and_interval(mean: float, low: float, high: float) -> str:
+def format_interval(mean: float, low: float, high: float) -> str:
+    """Return `1.50 (1.20 to 1.80)`; a single number has no interval."""
     interval = f"{low:.2f} to {high:.2f}" if math.isfinite(high - low) else "unknown"
-    return f"{mean:.2f}\n{interval}"
+    return f"{mean:.2f} ({interval})"
 
 
 def render_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
@@ -349,7 +350,7 @@ def render_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, An
     cells = []
     for model in models:
         weights = [f"{model[key]:g}" if key in model else "" for key in ("omega", "alpha")]
-        cells.append([model["model"], *weights, *(_mean_and_interval(**model[key]) for key in MEASURES)])
+        cells.append([model["model"], *weights, *(format_interval(**model[key]) for key in MEASURES)])
     prompts = [row["prompt"] for row in rows[:20]]
     questions = [prompt if isinstance(prompt, str) else str(prompt[-1].get("content")) for prompt in prompts]
     text_cells = [[*texts] for texts in zip(questions, *samples, strict=False)]

@@ -81,7 +81,7 @@ def imitate(
         returns = return_mean_and_std(evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000))
         if returns is not None:
             mean_and_std = f"{format_digits(returns[0], 4)} ± {format_digits(returns[1], 2)}"
-            say(f"it earns {mean_and_std} in {env} (mean action, {TRIAL_EPISODES} episodes)")
+            say(f"it earns {mean_and_std} in {env} (mean ± std of {TRIAL_EPISODES} episodes with the mean action)")
     save_policy(out, policy, card)
     return Imitation(Path(out), policy, result, env or "", returns)
 
