@@ -187,3 +187,16 @@ def test_the_wrapper_of_one_environment_pays_the_same() -> None:
         paid = [env.step(action)[4]["addon_reward"] for action in actions]
         held = np.concatenate([actions[:1], actions[:1], actions])  # as before the first step
         np.testing.assert_allclose(paid, np.square(np.diff(held, 2, axis=0)).sum(1), rtol=1e-5, atol=1e-6)
+
+
+def test_symmetry_compares_the_joints_of_walker2ds_legs() -> None:
+    env = WithAddon(gymnasium.make("Walker2d-v5"), "symmetry(steps=1)")  # a mean of one step
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(5):
+        info = env.step(env.action_space.sample())[4]
+        joint = env.unwrapped.data.joint
+        gaps = [
+            joint(f"{name}_left_joint").qpos[0] - joint(f"{name}_joint").qpos[0] for name in ("thigh", "leg", "foot")
+        ]
+        assert info["addon_reward"] == pytest.approx(-float(np.square(gaps).sum()), rel=1e-5)

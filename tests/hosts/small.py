@@ -1,9 +1,10 @@
-"""A small policy of ours that has moved from where it began, and one in a file that runs as it is, for either host."""
+"""A small policy of ours that has moved from where it began, and two in files that run as they are, for either host."""
 
 import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from repolicy import Policy
 from repolicy.policies.distributions import ActionSpace
@@ -45,4 +46,26 @@ def sine(path: Path, scale: float = 1.0, observations: int = 3) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.trace(lambda seen: torch.sin(scale * seen[:, :2]), torch.zeros(2, observations)).save(str(path))
+    return path
+
+
+class Sums(nn.Module):
+    """Two actions: the sine of the first two observations, summed over the episode's steps so far."""
+
+    sum: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(1, 2))
+
+    def forward(self, seen: Tensor) -> Tensor:
+        self.sum = self.sum + seen[:, :2]
+        return torch.sin(self.sum)
+
+
+def remembering(path: Path) -> Path:
+    """TorchScript with a memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Sums()).save(str(path))
     return path

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from small import sine, small_policy
+from small import remembering, sine, small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
 import runners
 from both import PRIOR, InRslRl, InSb3, hosts
+from tensordict import TensorDict
 
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
@@ -20,6 +21,7 @@ from repolicy.learning import ppo
 from repolicy.learning.multipliers import MAX_VIOLATION, budget_violation, steered_objective
 from repolicy.learning.ppo import STD_SPEED
 from repolicy.objective import Objective
+from repolicy.policies.density import fit_density
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 UNNAMED = {"omega": None, "alpha": None}
@@ -165,6 +167,17 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     assert measured, "in another add-on a nat has another worth"
 
 
+def test_a_checkpoint_keeps_the_prior_s_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = runners.residual(PRIOR, states=0.1)
+    first, again = (runners.runner(algorithm=how, resume=True) for _ in range(2))
+    first.alg.method.density = fit_density(PRIOR.normalizer(torch.randn(200, 3)), PRIOR.normalizer)
+    first.save(str(tmp_path / "model_0.pt"))
+    again.load(str(tmp_path / "model_0.pt"))
+    torch.testing.assert_close(again.alg.method.density.tensors(), first.alg.method.density.tensors())
+    monkeypatch.setattr(measuring, "run_episodes", None)  # nothing is measured again
+    again.learn(1)
+
+
 @hosts
 def test_a_budget_that_is_named_otherwise_stays(host: Any, tmp_path: Path) -> None:
     host(omega=None, alpha=None, kl_budget=1.0).save(tmp_path)
@@ -250,6 +263,29 @@ def test_a_prior_that_runs_as_it_is_is_known_again_by_its_file(host: Any, tmp_pa
         UsageError, match=r"there is no prior" if host is InRslRl else r"does not hold its prior, .*a.pt"
     ):
         host.resumed(tmp_path, None)
+
+
+@hosts
+@pytest.mark.filterwarnings("ignore:.*it runs as it is")
+def test_a_memory_is_followed_along_each_episode_of_a_rollout_and_while_measuring(host: Any, tmp_path: Path) -> None:
+    prior = host({"path": str(remembering(tmp_path / "a.pt")), "std": 0.5, "trust": True}).method.prior
+    seen, actions = torch.randn(6, 4, 3), torch.randn(6, 4, 2)
+    ended = torch.zeros(6, 4, dtype=torch.bool)
+    ended[1, 0] = ended[3, 2] = ended[4, 2] = True
+    means = torch.zeros(6, 4, 2)
+    for column, steps in ((0, [2, 4]), (1, [6]), (2, [4, 1, 1]), (3, [6])):
+        means[:, column] = torch.cat([part.cumsum(0) for part in seen[:, column, :2].split(steps)]).sin()
+    wanted = torch.distributions.Normal(means, 0.5).log_prob(actions).sum(-1)
+
+    wrapped = seen if host is InSb3 else [TensorDict({"policy": step}, batch_size=[4]) for step in seen]
+    prior.reset()
+    stacked = seen if host is InSb3 else torch.stack(wrapped)
+    parts = [prior.score(stacked[rows], actions[rows], ended[rows])[0] for rows in (slice(0, 3), slice(3, 6))]
+    torch.testing.assert_close(torch.cat(parts), wanted)
+    prior.reset()
+    for step, (step_seen, step_actions, step_ended) in enumerate(zip(wrapped, actions, ended, strict=True)):
+        torch.testing.assert_close(prior.distribution(step_seen).log_prob(step_actions), wanted[step])
+        prior.reset(step_ended)
 
 
 @hosts

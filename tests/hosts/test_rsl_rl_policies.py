@@ -13,6 +13,7 @@ from runners import POLICY_ACTOR, checkpoint, residual, runner, small_policy
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import from_repolicy, to_repolicy
+from repolicy.priors.opening import open_policy
 
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
@@ -55,6 +56,17 @@ def test_notes_on_a_prior_that_actor_and_algorithm_open_are_printed_once(tmp_pat
         runner(algorithm=residual(path), actor=POLICY_ACTOR)
     notes = [str(each.message) for each in caught if "activation" in str(each.message)]
     assert len(notes) == 1
+
+
+def test_of_a_folder_the_newest_checkpoint_is_opened_and_named(tmp_path: Path) -> None:
+    content = checkpoint(tmp_path).read_bytes()
+    (tmp_path / "model_10.pt").write_bytes(content)
+    for name in ("model_9.pt", "model_best.pt"):
+        (tmp_path / name).write_bytes(b"not read")
+    opened = open_policy(tmp_path)
+    assert opened.path == tmp_path / "model_10.pt"
+    assert opened.notes[0] == f"{tmp_path / 'model_10.pt'} is the newest checkpoint in {tmp_path}"
+    assert open_policy(opened.path).notes == opened.notes[1:]
 
 
 def test_an_actor_that_begins_as_a_prior_needs_one() -> None:

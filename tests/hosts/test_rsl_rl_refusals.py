@@ -18,7 +18,7 @@ from repolicy.hosts.prior_reward import prior_reward
 
 
 def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="acts with 1 numbers, but the environment takes 2 numbers"):
+    with pytest.raises(UsageError, match="acts with 1 number, but the environment takes 2 numbers"):
         runner(algorithm=residual(small_policy(actions=1)))
     with pytest.raises(UsageError, match=r"hidden layers \[8\], and the actor has \[16, 16\]"):
         runner(algorithm=residual(small_policy(hidden=(8,))))

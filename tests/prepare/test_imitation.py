@@ -374,7 +374,7 @@ def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> No
         imitate(replace(data, actions=-data.actions), tmp_path / "p.safetensors")
     with pytest.raises(UsageError, match="d has choices, which have no std: leave --state-std out"):
         imitate(data, tmp_path / "p.safetensors", state_std=True)
-    with pytest.raises(UsageError, match="has actions of 1 choices, but .* takes 1 numbers"):
+    with pytest.raises(UsageError, match="has actions of 1 choices, but .* takes 1 number"):
         imitate(data, tmp_path / "p.safetensors", env=tiny("LinearQuadratic"))
     assert not (tmp_path / "p.safetensors").exists()
 

@@ -283,7 +283,7 @@ RESIDUAL = residual(0.5, 0.5)
         ("acts with choices of 3, but 'Walk' takes choices of 2", ResidualDQN, (Walk(), RESIDUAL, "three")),
         ("takes observations of 3 numbers, but 'OtherSpaces' gives 1", ResidualDQN, (SEES_ONE, RESIDUAL, "two")),
         ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
-        ("the environment takes 1 numbers: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
+        ("the environment takes 1 number: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
         ("states is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, states=3.0), "two")),

@@ -24,6 +24,7 @@ from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, 
 from repolicy.objective import Objective, Weight
 from repolicy.policies import Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
+from repolicy.prepare.beginning import Start
 from repolicy.prepare.checks import choose_weights, try_addon
 from repolicy.prepare.generative import open_start
 from repolicy.prepare.session import RequestOptions, complete_settings
@@ -118,25 +119,12 @@ def sweep(
     _check_points(env, options.addons, settings, alpha)
     settings = replace(settings, ranks=1)
     starter = pool.connect_to_ray() if on_ray else LocalProcess  # before episodes are spent
-
-    # Try the add-on, and choose alpha and states for all points.
     env = start.with_roles(env, settings.backend)
     smallest = next((omega for omega in omegas if omega), 0.0)
     objective = Objective("addon", smallest, alpha, states=states)
     request = Request(env, objective, settings, options.addons, sparse=options.sparse)
-    notes = [*start.notes, *try_addon(start.saved.policy, request)]
-    request, decision = choose_weights(request, start.saved, say)
-    for note in [*notes, *decision.notes]:
-        say(note)
     alpha_is_omega = alpha == "omega" or (alpha is None and parse_env_name(env).decoder is not None)
-    shared = {  # the part of the request that all points share
-        "env": request.env,
-        "addons": list(request.addons),
-        "alpha": "omega" if alpha_is_omega else request.objective.alpha,
-        "states": request.objective.states,
-        "settings": request.settings.as_dict(),
-        "sparse": request.sparse,
-    }
+    shared = _choose_for_all(request, start, alpha_is_omega, say)
 
     # Train all points, and evaluate them.
     with RunFolder(folder.path).locked():
@@ -161,6 +149,23 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
     if name := find_session_only([env, *wishes]):
         problem = f"each point of a sweep is a process of its own, which cannot import {name!r} of this Python session"
         raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}")
+
+
+def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Try the add-on, choose alpha and states by the smallest ω′ above 0, and return what all points share."""
+    assert start.saved is not None
+    notes = [*start.notes, *try_addon(start.saved.policy, request)]
+    request, decision = choose_weights(request, start.saved, say)
+    for note in [*notes, *decision.notes]:
+        say(note)
+    return {
+        "env": request.env,
+        "addons": list(request.addons),
+        "alpha": "omega" if alpha_is_omega else request.objective.alpha,
+        "states": request.objective.states,
+        "settings": request.settings.as_dict(),
+        "sparse": request.sparse,
+    }
 
 
 # Training -------------------------------------------------------------------------------------------------------------

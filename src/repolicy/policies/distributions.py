@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.text import format_count
+
 
 @dataclass(frozen=True)
 class ActionSpace:
@@ -25,7 +27,7 @@ class ActionSpace:
 
     def __str__(self) -> str:
         if self.kind == "continuous":
-            return f"{self.sizes[0]} numbers"
+            return format_count(self.sizes[0], "number")
         return f"choices of {', '.join(map(str, self.sizes))}"
 
 

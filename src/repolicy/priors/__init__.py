@@ -20,6 +20,7 @@ from repolicy.priors.finding import (
     check_reachable,
     find_policy,
     is_plan,
+    newest_checkpoint,
     output_folder,
     shelf_entry,
     shipped_names,

@@ -120,7 +120,8 @@ RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl") 
 def find_policy(reference: str | Path) -> Path:
     """Return a policy's file from its path, the folder of a run or of an RLlib checkpoint, or its name.
 
-    Shipped policies, policies on the shelf and policies on the hub (`hf://USER/NAME`) have names.
+    In a run's folder of rsl_rl it is the newest checkpoint. Shipped policies, policies on the shelf and policies on the
+    hub (`hf://USER/NAME`) have names.
     """
     if not isinstance(reference, str | Path):
         kind = type(reference).__name__
@@ -147,10 +148,18 @@ def find_policy(reference: str | Path) -> Path:
     check_no_plan(path)
     if (path / RLLIB).is_file():
         return path / RLLIB
+    if newest := newest_checkpoint(path):
+        return newest
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     known = f"({', '.join(shipped_names())} do){suggest(str(reference), shipped_names())}"
     raise FileError(f"there is no file {path}, and no policy of that name ships with repolicy {known}")
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the last iteration in a run's folder of rsl_rl, or None where there is none."""
+    checkpoints = [file for file in folder.glob("model_*.pt") if file.stem.removeprefix("model_").isdecimal()]
+    return max(checkpoints, key=lambda file: int(file.stem.removeprefix("model_")), default=None)
 
 
 def is_plan(reference: object) -> bool:

@@ -24,7 +24,7 @@ from repolicy.policies import (
     read_saved_policy,
     with_torch_defaults,
 )
-from repolicy.priors.finding import SHELF, find_policy, is_plan
+from repolicy.priors.finding import SHELF, find_policy, is_plan, newest_checkpoint
 from repolicy.priors.fitting import fit_std, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, check_no_options, qualname_of, wrap_prior
@@ -173,6 +173,8 @@ def open_policy(reference: Any, options: Options | None = None, trust: bool = Fa
         notes = f"{error}; it runs as it is", *program.notes
         return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))
     notes = tuple(origin_notes(saved.card))
+    if file.path == newest_checkpoint(Path(reference)):
+        notes = (f"{file.path} is the newest checkpoint in {reference}", *notes)
     return OpenedPolicy(
         str(reference), saved.policy, file.path, prior=saved.prior, card=saved.card, notes=notes, saved=saved
     )

@@ -11,7 +11,7 @@ import numpy as np
 from repolicy.envs import Evaluation
 from repolicy.errors import FileError, first_line
 from repolicy.objective import Objective
-from repolicy.priors import find_policy, is_plan
+from repolicy.priors import check_no_plan, newest_checkpoint
 from repolicy.ranges import middle_of
 from repolicy.readers.pickles import DAMAGE_ERRORS
 from repolicy.readers.recognize import PolicyFile
@@ -47,12 +47,11 @@ def checkpoint_in(path: Path) -> Path:
     """Return the path itself, or the newest checkpoint in a folder of rsl_rl."""
     if not path.is_dir():
         return path
-    checkpoints = [file for file in path.glob("model_*.pt") if file.stem.removeprefix("model_").isdigit()]
-    if not checkpoints:
-        if is_plan(path):
-            find_policy(path)  # raises with the commands that take a plan
+    newest = newest_checkpoint(path)
+    if newest is None:
+        check_no_plan(path)
         raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}")
-    return max(checkpoints, key=lambda file: int(file.stem.removeprefix("model_")))
+    return newest
 
 
 def read_stored(path: Path) -> dict[str, Any]:
