@@ -10,6 +10,7 @@ different omegas the prior's coefficient is 0, so the prior is not evaluated.
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from inspect import signature
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import LogitsProcessor
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
@@ -30,6 +32,9 @@ SAMPLING: dict[str, Any] = {
     "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "guidance_scale": 1.0,
 }  # fmt: skip
+
+# The name of a model's key-value cache, in its arguments and in its outputs: another one from transformers 5.24 on.
+CACHE = "cache" if "cache" in {each.name for each in fields(CausalLMOutputWithPast)} else "past_key_values"
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
@@ -86,7 +91,7 @@ def add_position_ids(model: Any) -> None:
 
     def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         attention = kwargs.get("attention_mask")
-        if attention is not None and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None:
+        if attention is not None and kwargs.get("position_ids") is None and kwargs.get(CACHE) is None:
             kwargs = kwargs | {"position_ids": position_ids(attention)}
         return args, kwargs
 
@@ -123,10 +128,10 @@ class ModelView:
                 input_ids=ids if fresh else ids[:, -1:],
                 attention_mask=attention,
                 position_ids=positions if fresh else positions[:, -1:],
-                past_key_values=None if fresh else self.cache,
                 use_cache=True,
+                **{CACHE: None if fresh else self.cache},
             )
-        self.cached_ids, self.cache = ids, outputs.past_key_values
+        self.cached_ids, self.cache = ids, outputs[CACHE]
         return outputs.logits[:, -1].float()
 
 
