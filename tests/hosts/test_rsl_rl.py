@@ -115,8 +115,9 @@ def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str)
 
 
 def test_the_prior_has_its_own_normalizer(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    ours = runner(algorithm=residual(str(path), copy_prior=False), seed=3)
+    checkpoint(tmp_path).rename(tmp_path / "model_10.pt")
+    (tmp_path / "model_9.pt").touch()
+    ours = runner(algorithm=residual(str(tmp_path), copy_prior=False), seed=3)  # a folder names its newest
     before = {name: tensor.clone() for name, tensor in ours.alg.prior.state_dict().items()}
     ours.learn(3)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.alg.prior.state_dict().items())

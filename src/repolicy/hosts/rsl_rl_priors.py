@@ -17,6 +17,7 @@ from repolicy.hosts.priors import FlatPrior, HostPrior
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
+from repolicy.priors import newest_checkpoint
 from repolicy.readers.context import agent_settings, parse_list, parse_numbers
 from repolicy.readers.pickles import load, short_repr
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
@@ -79,13 +80,15 @@ class RunnerDistribution(NamedTuple):
 def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> RunnerPrior | FlatPrior:
     """Open the prior of the settings; with `copy_prior`, also copy its weights into the actor."""
     path = priors.prior_path(prior)
-    if isinstance(path, str | Path) and Path(path).suffix == ".pt":
-        weights, steps = _read_checkpoint(Path(path))
+    if isinstance(path, str | Path):
+        path = newest_checkpoint(Path(path)) or Path(path)
+    if isinstance(path, Path) and path.suffix == ".pt":
+        weights, steps = _read_checkpoint(path)
         if weights is not None and not isinstance(actor, PolicyActor):
             if isinstance(prior, Mapping) and (unused := prior.keys() - {"path", "trust"}):
                 raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(unused))}")
-            runner_prior = RunnerPrior(actor, weights, Path(path), steps)
-            check_trained_alike(actor, Path(path))
+            runner_prior = RunnerPrior(actor, weights, path, steps)
+            check_trained_alike(actor, path)
             if copy_prior:
                 actor.load_state_dict(weights)
                 actor.obs_normalization = False  # moving statistics would change the policy without a gradient
