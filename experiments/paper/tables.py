@@ -205,6 +205,8 @@ def missing(results: Results) -> str:
 
 
 def format_number(value: float) -> str:
+    if abs(value) >= 1e9:
+        return f"{value:.1e}".replace("-", "−").replace("e+", "e")
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}".replace("-", "−")
 

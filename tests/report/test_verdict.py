@@ -193,8 +193,13 @@ def test_what_is_won_is_told_in_its_own_units(mean: float, told: str) -> None:
     ],
 )
 def test_hints_follow_the_verdict(by_mean: float, by_samples: float, drift: float, explained: float, told: str) -> None:
-    found = advice(both(by_mean, by_samples), drift, explained, "--omega")
+    found = advice(both(by_mean, by_samples), drift, explained, 9.0, "--omega")
+    wide = advice(both(by_mean, by_samples), drift, explained, 100.0, "--omega")
     assert told in found
+    assert bool(wide) == bool(told)
+    assert not wide or wide.endswith(
+        "100-fold, as entropy is paid without an end: a smaller --alpha, or a larger --omega"
+    )
     assert bool(found) == bool(told)
     assert not ("hold it more" in found and "less --omega" in found)
 

@@ -186,7 +186,9 @@ def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -
         return "go on with it (--resume): only a run that is finished tells what to change"
     is_weight_fixed = request.objective.omega and request.settings.budget is None  # a budget moves it
     prior_kl, explained = _last_logged(folder, "prior_kl", math.inf), _last_logged(folder, "explained_variance", 0.0)
-    return advice(pairs, prior_kl, explained, "--omega" if is_weight_fixed else "")
+    stds = [std for std in folder.read_metrics().get("std", []) if std is not None]
+    std_growth = stds[-1] / stds[0] if stds else 1.0
+    return advice(pairs, prior_kl, explained, std_growth, "--omega" if is_weight_fixed else "")
 
 
 def _last_logged(folder: RunFolder, name: str, default: float = math.nan) -> float:

@@ -15,6 +15,7 @@ from repolicy.text import format_count, format_number
 
 LIMIT_ERRORS = 2.0  # a limit counts as broken from so many standard errors beyond it
 HARDLY_MOVED_KL = 0.1  # nats per step to the prior, below which a policy has hardly moved
+MAX_STD_GROWTH = 10.0  # beyond this growth of the std of actions, nothing holds the policy
 REWARD_WORDS = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
 
 Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
@@ -87,17 +88,24 @@ def name_of_prior(card: dict[str, Any]) -> str:
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
-def advice(pairs: Sequence[Pair], prior_kl: float, explained_variance: float, hold_option: str) -> str:
+def advice(
+    pairs: Sequence[Pair], prior_kl: float, explained_variance: float, std_growth: float, hold_option: str
+) -> str:
     """Return what to try next; empty if some kind of action is significantly better and none is worse.
 
     `prior_kl` is the KL to the prior in nats per step at the end of the run, `explained_variance` that of its critic,
-    and `hold_option` the command's option that holds the policy to its prior (empty if there is none).
+    `std_growth` the last std of actions divided by the first, and `hold_option` the command's option that holds the
+    policy to its prior (empty if there is none).
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
     significant = [each[quantity].value for each in changes if each[quantity].is_significant]
     if significant and min(significant) > 0:
         return ""
+    if std_growth > MAX_STD_GROWTH:
+        holding = f"a larger {hold_option}" if hold_option else "--objective residual, which holds it to the prior"
+        growth = f"its std has grown {std_growth:.3g}-fold, as entropy is paid without an end"
+        return f"{growth}: a smaller --alpha, or {holding}"
     if explained_variance < 0.0:
         return (
             f"its critic explained nothing (explained variance {explained_variance:.2g}): look less far ahead "
