@@ -164,7 +164,10 @@ def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:
 
 
 def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="is a folder without a run"):
+    with pytest.raises(FileError, match="is a folder without a run; name a policy's file in it$"):
+        load_policy(tmp_path)
+    (tmp_path / "best_model.zip").touch()
+    with pytest.raises(FileError, match=r"in it, such as best_model.zip$"):
         load_policy(tmp_path)
     with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
         load_policy(tmp_path / "nowhere.safetensors")

@@ -151,7 +151,9 @@ def find_policy(reference: str | Path) -> Path:
     if newest := newest_checkpoint(path):
         return newest
     if path.is_dir():
-        raise FileError(f"{path} is a folder without a run; name a policy's file in it")
+        files = sorted(file.name for file in path.iterdir() if file.suffix in (".zip", ".pt", ".onnx", ".safetensors"))
+        example = f", such as {files[0]}" if files else ""
+        raise FileError(f"{path} is a folder without a run; name a policy's file in it{example}")
     known = f"({', '.join(shipped_names())} do){suggest(str(reference), shipped_names())}"
     raise FileError(f"there is no file {path}, and no policy of that name ships with repolicy {known}")
 
