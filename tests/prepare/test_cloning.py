@@ -200,17 +200,27 @@ def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.M
     assert actor == pytest.approx(wanted, abs=0.1)
 
 
-def test_choices_are_fitted_by_their_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def choosing_policy() -> Policy:
+    policy = Policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", hidden=()))
+    with torch.no_grad():
+        policy.network.weights[0].copy_(torch.tensor([[1.0], [0.0], [-1.0]]).reshape(policy.network.weights[0].shape))
+        policy.network.biases[0].zero_()
+    return policy
+
+
+class Choosing:
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return choosing_policy().log_prob(observations, actions)
+
+
+@pytest.mark.parametrize(("make", "rounds"), [(choosing_policy, 3), (lambda: ScoredPrior(Choosing()), 4)])
+def test_choices_are_fitted_by_samples_or_by_their_log_probabilities(
+    make: Any, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cloning, "SCORED_ROUNDS", 4)
-
-    class Choosing:
-        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-            logits = torch.stack([observations[:, 0], 0.0 * observations[:, 0], -observations[:, 0]], 1)
-            return logits.log_softmax(1).gather(1, actions.long())[:, 0]
-
-    prior: ScoringPrior = ScoredPrior(Choosing())
+    prior: ScoringPrior = make()
     policy, steps = fit_clone(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
-    assert steps == 4 * 2_048
+    assert steps == rounds * 2_048
     states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)
     probabilities = torch.stack([policy.log_prob(states, torch.full((31, 1), choice)) for choice in range(3)], 1).exp()
     wanted = torch.cat([states, 0.0 * states, -states], 1).softmax(1)
