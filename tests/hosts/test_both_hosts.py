@@ -167,7 +167,7 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     assert measured, "in another add-on a nat has another worth"
 
 
-def test_a_checkpoint_keeps_the_prior_s_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_keeps_the_states_of_the_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = runners.residual(PRIOR, states=0.1)
     first, again = (runners.runner(algorithm=how, resume=True) for _ in range(2))
     first.alg.method.density = fit_density(PRIOR.normalizer(torch.randn(200, 3)), PRIOR.normalizer)
@@ -277,15 +277,14 @@ def test_a_memory_is_followed_along_each_episode_of_a_rollout_and_while_measurin
         means[:, column] = torch.cat([part.cumsum(0) for part in seen[:, column, :2].split(steps)]).sin()
     wanted = torch.distributions.Normal(means, 0.5).log_prob(actions).sum(-1)
 
-    wrapped = seen if host is InSb3 else [TensorDict({"policy": step}, batch_size=[4]) for step in seen]
+    observations = seen if host is InSb3 else TensorDict({"policy": seen}, batch_size=[6, 4])
     prior.reset()
-    stacked = seen if host is InSb3 else torch.stack(wrapped)
-    parts = [prior.score(stacked[rows], actions[rows], ended[rows])[0] for rows in (slice(0, 3), slice(3, 6))]
+    parts = [prior.score(observations[rows], actions[rows], ended[rows])[0] for rows in (slice(0, 3), slice(3, 6))]
     torch.testing.assert_close(torch.cat(parts), wanted)
     prior.reset()
-    for step, (step_seen, step_actions, step_ended) in enumerate(zip(wrapped, actions, ended, strict=True)):
-        torch.testing.assert_close(prior.distribution(step_seen).log_prob(step_actions), wanted[step])
-        prior.reset(step_ended)
+    for step in range(6):
+        torch.testing.assert_close(prior.distribution(observations[step]).log_prob(actions[step]), wanted[step])
+        prior.reset(ended[step])
 
 
 @hosts

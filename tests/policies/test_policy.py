@@ -253,7 +253,7 @@ def within(low: float, high: float) -> ActionSpace:
         ({"actions": CHOICES}, "a gaussian policy cannot act with discrete actions .choices of 2, 3."),
         ({"family": "squashed", "actions": within(-1.0, math.inf)}, "squashed policy needs bounded actions"),
         ({"family": "squashed", "actions": ActionSpace("continuous", (1,))}, "squashed policy needs bounded actions"),
-        ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "1 number have the bounds .. and .."),
+        ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "the bounds of 1 number are .. and .."),
         ({"clips": True, "actions": within(2.0, -2.0)}, "a lower one and a higher one"),
         ({"family": "squashed", "actions": within(2.0, -2.0)}, "a lower one and a higher one"),
         ({"clips": True, "actions": within(math.nan, 2.0)}, "a lower one and a higher"),

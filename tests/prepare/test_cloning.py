@@ -203,7 +203,7 @@ def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.M
 def choosing_policy() -> Policy:
     policy = Policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", hidden=()))
     with torch.no_grad():
-        policy.network.weights[0].copy_(torch.tensor([[1.0], [0.0], [-1.0]]).reshape(policy.network.weights[0].shape))
+        policy.network.weights[0].copy_(torch.tensor([[1.0], [0.0], [-1.0]]))
         policy.network.biases[0].zero_()
     return policy
 

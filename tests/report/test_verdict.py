@@ -198,7 +198,7 @@ def test_hints_follow_the_verdict(by_mean: float, by_samples: float, drift: floa
     assert told in found
     assert bool(wide) == bool(told)
     assert not wide or wide.endswith(
-        "100-fold, as entropy is paid without an end: a smaller --alpha, or a larger --omega"
+        "100-fold, as its entropy is rewarded and nothing limits it: a smaller --alpha, or a larger --omega"
     )
     assert bool(found) == bool(told)
     assert not ("hold it more" in found and "less --omega" in found)

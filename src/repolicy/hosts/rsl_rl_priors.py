@@ -17,7 +17,7 @@ from repolicy.hosts.priors import FlatPrior, HostPrior
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
-from repolicy.priors import newest_checkpoint
+from repolicy.priors import find_policy, is_code
 from repolicy.readers.context import agent_settings, parse_list, parse_numbers
 from repolicy.readers.pickles import load, short_repr
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
@@ -80,8 +80,8 @@ class RunnerDistribution(NamedTuple):
 def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> RunnerPrior | FlatPrior:
     """Open the prior of the settings; with `copy_prior`, also copy its weights into the actor."""
     path = priors.prior_path(prior)
-    if isinstance(path, str | Path):
-        path = newest_checkpoint(Path(path)) or Path(path)
+    if isinstance(path, str | Path) and not is_code(path):
+        path = find_policy(path)
     if isinstance(path, Path) and path.suffix == ".pt":
         weights, steps = _read_checkpoint(path)
         if weights is not None and not isinstance(actor, PolicyActor):

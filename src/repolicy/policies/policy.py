@@ -133,7 +133,7 @@ class PolicySpec:
             return
         if not len(low) == len(high) == self.actions.width or not np.all(np.less_equal(low, high)):
             raise UsageError(
-                f"{self.actions} have the bounds {low} and {high}; each needs a lower one and a higher one"
+                f"the bounds of {self.actions} are {low} and {high}; each needs a lower one and a higher one"
             )
 
     @classmethod

@@ -15,7 +15,7 @@ from repolicy.text import format_count, format_number
 
 LIMIT_ERRORS = 2.0  # a limit counts as broken from so many standard errors beyond it
 HARDLY_MOVED_KL = 0.1  # nats per step to the prior, below which a policy has hardly moved
-MAX_STD_GROWTH = 10.0  # beyond this growth of the std of actions, nothing holds the policy
+MAX_STD_GROWTH = 10.0  # last std of the actions divided by the first, beyond which nothing limits it
 REWARD_WORDS = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
 
 Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
@@ -103,9 +103,8 @@ def advice(
     if significant and min(significant) > 0:
         return ""
     if std_growth > MAX_STD_GROWTH:
-        holding = f"a larger {hold_option}" if hold_option else "--objective residual, which holds it to the prior"
-        growth = f"its std has grown {std_growth:.3g}-fold, as entropy is paid without an end"
-        return f"{growth}: a smaller --alpha, or {holding}"
+        growth = f"its std has grown {std_growth:.3g}-fold, as its entropy is rewarded and nothing limits it"
+        return f"{growth}: a smaller --alpha" + (f", or a larger {hold_option}" if hold_option else "")
     if explained_variance < 0.0:
         return (
             f"its critic explained nothing (explained variance {explained_variance:.2g}): look less far ahead "

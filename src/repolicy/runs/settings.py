@@ -161,8 +161,8 @@ class Settings(AnySettings):
     log_prior_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
     """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
     keep: Annotated[float | None, Within(0.01, 1)] = None
-    """Adapt omega so that the mean action keeps this share (0.95 or 95%) of what the prior's earns of the environment's
-    own reward, which is read for this number alone."""
+    """Adapt omega so that the mean action keeps this share of what the prior's earns of the environment's own reward,
+    which is read for this number alone."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
