@@ -19,7 +19,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Ledger
-from repolicy.envs.evaluation import evaluate
+from repolicy.evaluation import evaluate
 from repolicy.many.bets import is_mean_proven_positive, loss_bounds
 from repolicy.many.comparing import EPISODES_PER_ROUND, compare
 from repolicy.policies.policy import Actor

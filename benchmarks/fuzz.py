@@ -135,13 +135,13 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "cli.main._unexpected_error_sentence": surprise, "learning.segments.Segments.remaining": remaining,
         "learning.training.try_addon": lambda *_: [],
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
-        "envs.evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
+        "evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._make_algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
-        "envs.evaluation.MAX_ENVS": 2, "prepare.weights.collect_trial.__defaults__": (32,),
+        "evaluation.MAX_ENVS": 2, "prepare.weights.collect_trial.__defaults__": (32,),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

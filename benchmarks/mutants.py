@@ -21,32 +21,32 @@ PRIVILEGED = "tests/learning/test_privileged.py"
 STATES = "tests/prepare/test_states.py"
 WORTH = "tests/prepare/test_worth.py"
 DIAL = "tests/policies/test_dialed_policy.py tests/envs/test_envs.py tests/learning/test_several_run.py"
-GAITS = "tests/envs/test_gaits.py"
+GAITS = "tests/addons/test_gaits.py"
 CARRYING = "tests/policies/test_metadata.py"
 POOL = "tests/many/test_pool.py"
 GENERATIVE = "tests/prepare/test_generative.py"
 BEGINNING = "tests/learning/test_beginning.py"
 TREE = "tests/planning/test_tree.py"
-WISH_FILE = "tests/envs/test_wish_file.py"
+WISH_FILE = "tests/addons/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
     Mutant("prepare/generative.py", "np.where(chunk.counts, self.addon.reward(transitions), 0.0)", "self.addon.reward(transitions)", GENERATIVE, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
-    Mutant("envs/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
-    Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
-    Mutant("envs/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
-    Mutant("envs/gaits.py", "self._air = air * (1.0 - on)", "self._air = air", GAITS, "air time goes on on the ground"),
-    Mutant("envs/gaits.py", "-(landed * before**2)", "-(landed * speed**2)", GAITS, "the speed after the impact"),
-    Mutant("envs/gaits.py", "* (1.0 - 1.0 / self.steps) + gap", "+ gap", GAITS, "a sum over a gait for its mean"),
+    Mutant("addons/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
+    Mutant("addons/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
+    Mutant("addons/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
+    Mutant("addons/gaits.py", "self._air = air * (1.0 - on)", "self._air = air", GAITS, "air time goes on on the ground"),
+    Mutant("addons/gaits.py", "-(landed * before**2)", "-(landed * speed**2)", GAITS, "the speed after the impact"),
+    Mutant("addons/gaits.py", "* (1.0 - 1.0 / self.steps) + gap", "+ gap", GAITS, "a sum over a gait for its mean"),
     Mutant("envs/rollout.py", "if addon in self._rewards:", "if False:", GAITS, "a past that moves on whenever it is asked"),
     Mutant("envs/rollout.py", "AddonState(self.ages == 1,", "AddonState(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "memories=self._addon_memories", "memories={}", GAITS, "each rollout begins without a past"),
     Mutant("envs/batches.py", "{} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))}", "{}", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "trainable_copy(initial_policy or prior)", "trainable_copy(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "Worker(request, prior, team, scoring_prior, initial_policy)", "Worker(request, initial_policy or prior, team, scoring_prior, initial_policy)", BEGINNING, "what the actor begins as scores it"),
-    Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
-    Mutant("envs/wish_file.py", "if not (features or needs_no_code(named_features)):", "if False:", WISH_FILE, "code that a wish's file names"),
-    Mutant("envs/addon_names.py", 'return addon if ":" in addon or is_wish_file(addon) else ""', 'return addon if ":" in addon else ""', WISH_FILE, "a policy's file names a wish's file"),
+    Mutant("addons/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
+    Mutant("addons/wish_file.py", "if not (features or needs_no_code(named_features)):", "if False:", WISH_FILE, "code that a wish's file names"),
+    Mutant("addons/addon_names.py", 'return addon if ":" in addon or is_wish_file(addon) else ""', 'return addon if ":" in addon else ""', WISH_FILE, "a policy's file names a wish's file"),
     Mutant("objective.py", "entropy = -alpha * log_policy", "entropy = alpha * log_policy", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = omega * log_prior", "prior = -omega * log_prior", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),
@@ -127,7 +127,7 @@ ROOMS = [
     Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
     Mutant("learning/worker.py", "total=parts.total - price", "total=parts.total + price", LIMITS, "a reward that grows by what limits cost"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
-    Mutant("envs/limits.py", "one.excess(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
+    Mutant("addons/limits.py", "one.excess(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "lost = (before - after) / max(abs(float(before.mean())), 1e-12)", "lost = 1.0 - after / before", LIMITS, "a share of a cost grows with the cost"),
     Mutant("learning/multipliers.py", "wanted - kept.mean > 2.0 * kept.error", "kept.mean > wanted", LIMITS, "a share that is kept is said to be too small"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
@@ -188,7 +188,7 @@ ROOMS = [
     Mutant("priors/kinds.py", "mean.eval()  #", "mean.train()  #", "tests/priors/test_priors.py", "a module's mode of evaluation"),
     Mutant("readers/mapped.py", "raw.bias + np.float32(layout.shift)", "raw.bias", "tests/readers/test_formats_mapped.py", "shift of TorchRL's scale"),
     Mutant("readers/mapped.py", "layout.low, layout.high, layout.floor)", "layout.low, layout.high)", "tests/readers/test_formats_mapped.py", "least scale of TorchRL"),
-    Mutant("envs/trust.py", "import_target(name) not in", 'import_target(name.partition("?")[0]) not in', "tests/envs/test_trust.py", "code that looks like an option"),
+    Mutant("addons/trust.py", "import_target(name) not in", 'import_target(name.partition("?")[0]) not in', "tests/addons/test_trust.py", "code that looks like an option"),
     Mutant("policies/file.py", "if min(widths) < 1:", "if False:", "tests/cli/test_doors_files.py", "a layer of no numbers"),
     Mutant("readers/copying.py", "**-2.0 - 1e-8", "**-2.0", "tests/readers/test_copied.py", "epsilon of a copied normalizer"),
     Mutant("readers/copying.py", "std.raw.bias - np.float32(", "std.raw.bias + np.float32(", "tests/readers/test_copied.py", "bias of a copied std"),
@@ -219,15 +219,15 @@ ROOMS = [
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/policies/test_policy.py", "normalizer multiplies"),
     Mutant("policies/normalizer.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/policies/test_policy.py", "variance between batches dropped"),
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/many/test_sweep.py", "a point that lost everything flattens the others"),
-    Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/envs/test_evaluation.py", "a fall in a short chunk counts more than others"),
-    Mutant("envs/evaluation.py", "ended & (self._quota > 0)", "ended", "tests/envs/test_evaluation.py", "short episodes counted more often"),
-    Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/envs/test_evaluation.py", "total without the basic reward"),
+    Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/test_evaluation.py", "a fall in a short chunk counts more than others"),
+    Mutant("evaluation.py", "ended & (self._quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
+    Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
     Mutant("prepare/session.py", "for name in unset}", "for name in unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
-    Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/envs/test_evaluation.py", "an episode that is cut goes on"),
+    Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/test_evaluation.py", "an episode that is cut goes on"),
     Mutant("many/sweep.py", 'alpha = before.objective.alpha if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
     Mutant("envs/rollout.py", "            self._check_finite(observations[t], t)\n", "", "tests/envs/test_rollout.py", "observations within a rollout not looked at"),
     Mutant("envs/rollout.py", "        self._check_finite(observations[-1], self.n_steps)\n", "", "tests/envs/test_rollout.py", "a rollout's last observations not looked at"),
-    Mutant("envs/evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/envs/test_evaluation.py", "a std without the episodes' lengths"),
+    Mutant("evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/test_evaluation.py", "a std without the episodes' lengths"),
     Mutant("prepare/states.py", "if prior.observation_size > MAX_STATE_SIZE:", "if False:", STATES, "states of any size are learned"),
     Mutant("prepare/weights.py", " and state_size <= MAX_STATE_SIZE", "", WORTH, "a price on states of any size"),
     Mutant("runs/folder.py", "if done >= wanted:", "if True:", "tests/cli/test_doors_output.py", "a stopped run taken for a finished one"),
@@ -277,7 +277,7 @@ ROOMS = [
     Mutant("prepare/defaults.py", "max(steps, MIN_UPDATES) / MIN_UPDATES", "steps", "tests/runs/test_settings.py", "few steps have few updates"),
     Mutant("prepare/states.py", "max(MIN_OBSERVATIONS, SHARE_OF_RUN * steps)", "SHARE_OF_RUN * steps", STATES, "a short run knows hardly a state"),
     Mutant("prepare/spending.py", "limit_steps += 3 *", "limit_steps += 2 *", "tests/prepare/test_states.py", "what the prior earns is not counted"),
-    Mutant("envs/addon_names.py", "max(-1.0, min(1.0, weight))", "(weight / abs(weight))", "tests/prepare/test_weights.py", "a small wish is measured at weight 1"),
+    Mutant("addons/addon_names.py", "max(-1.0, min(1.0, weight))", "(weight / abs(weight))", "tests/prepare/test_weights.py", "a small wish is measured at weight 1"),
     Mutant("runs/request.py", "low < 0.0 < high and", "", "tests/runs/test_settings.py", "a new policy begins beyond the bounds"),
     Mutant("report/verdict.py", "keep - share > LIMIT_ERRORS * error", "keep > share", "tests/report/test_verdict.py", "a share that chance may lack is said to be too little"),
     Mutant("prepare/spending.py", "(segments + 1)", "segments", "tests/prepare/test_states.py", "the first evaluation is not counted"),
@@ -294,7 +294,7 @@ ROOMS = [
     Mutant("prepare/weights.py", "rewards = task_reward(objective, rewards, wished)", "rewards = rewards + wished", "tests/prepare/test_weights.py", "alpha by a reward that is not learned from"),
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
-    Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
+    Mutant("evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
     Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
     Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),

@@ -24,7 +24,7 @@ from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 
 from experiments.pillar import CHUNK, EPISODES, WISH, record, summarize
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 
 FOLDER = Path("runs/lerobot")
 SEEN = ("observation.state", "observation.environment_state")  # of a policy without cameras, LeRobot wants both

@@ -19,7 +19,7 @@ from mjlab.envs import ManagerBasedRlEnv
 from mjlab.managers.metrics_manager import MetricsTermCfg
 from mjlab.scripts.train import TrainConfig, launch_training
 
-from repolicy.envs.gaits import power
+from repolicy.addons.gaits import power
 
 assert mjlab.tasks  # importing it registers the tasks
 

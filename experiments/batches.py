@@ -13,7 +13,7 @@ from rsl_rl.env import VecEnv as RunnerEnv
 from stable_baselines3.common.vec_env import VecEnv
 from tensordict import TensorDict
 
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Step

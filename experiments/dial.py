@@ -28,7 +28,7 @@ from experiments.one import Run as Training
 from experiments.one import train_run
 from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.rollout import Rollout
 from repolicy.envs.wrapped import positions_of
 from repolicy.learning.terms import DialedTerms

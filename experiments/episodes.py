@@ -5,9 +5,9 @@ from contextlib import closing
 import numpy as np
 import torch
 
-from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
+from repolicy.addons.addon import Addon
 from repolicy.envs.making import make_envs
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy

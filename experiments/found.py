@@ -20,7 +20,7 @@ from experiments.heavy import Task
 from experiments.ledger import Row
 from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import mean_and_error
-from repolicy.envs.addons import Addon, combine_addons
+from repolicy.addons.addon import Addon, combine_addons
 from repolicy.envs.making import match_observation
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual

@@ -18,7 +18,7 @@ from experiments.episodes import episode_objectives, play_episodes
 from experiments.ledger import Row
 from experiments.pages import markdown_table
 from experiments.statistics import mean_and_error
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual
 from repolicy.policies.file import SavedPolicy

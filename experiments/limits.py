@@ -17,8 +17,8 @@ import numpy as np
 from experiments import campaign, real_robot
 from experiments.ledger import Row
 from experiments.pages import markdown_table
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import Info
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.priors.finding import find_policy
 from repolicy.runs.ranks import one_thread
 

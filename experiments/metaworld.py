@@ -24,10 +24,10 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row, group_by, key_without_seed
 from experiments.pages import markdown_table
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.policies.policy import Policy
 from repolicy.prepare.generative import noise_prior, with_noise_scale
 from repolicy.priors.decoders import load_decoder

@@ -14,7 +14,7 @@ from functools import partial
 
 from experiments import campaign
 from experiments.ledger import Ledger, Row
-from repolicy.envs.trust import env_from_card
+from repolicy.addons.trust import env_from_card
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.worth import measure_worth
 from repolicy.priors.finding import find_policy, shipped_names

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from experiments.ledger import Row, current_commit
+from repolicy.addons.addon import combine_addons
 from repolicy.cli.main import main as command_line
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.files import file_sum, read_json, write_json
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

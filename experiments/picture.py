@@ -12,7 +12,7 @@ import imageio.v2 as imageio
 import matplotlib.pyplot as plt
 
 from experiments import campaign
-from repolicy.envs.evaluation import evaluate
+from repolicy.evaluation import evaluate
 from repolicy.report.movie import Shot, render_films
 
 COLUMNS = 7

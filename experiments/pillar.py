@@ -20,9 +20,9 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row, group_by, key_without_seed
 from experiments.pages import markdown_table
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.priors.decoders import load_decoder
 from repolicy.runs.ranks import one_thread
 

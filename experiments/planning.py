@@ -19,7 +19,7 @@ from experiments import campaign
 from experiments.ledger import Row, group_by, key_without_seed
 from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
 from repolicy.planning import asking
 from repolicy.planning.keeping import save_distilled

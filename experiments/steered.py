@@ -15,7 +15,7 @@ import torch
 from stable_baselines3 import PPO, SAC
 
 from experiments.batches import Sb3Envs
-from repolicy.envs.addons import Addon
+from repolicy.addons.addon import Addon
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Chunk, Envs, Step, stack_infos
 from repolicy.priors.decoders import Decoder

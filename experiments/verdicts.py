@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import campaign
 from experiments.ledger import Row
-from repolicy.envs.evaluation import Evaluation
+from repolicy.evaluation import Evaluation
 from repolicy.report.differences import differences
 from repolicy.report.verdict import Pair, advice, verdict
 

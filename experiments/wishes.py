@@ -21,11 +21,11 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
-from repolicy.envs.addons import Addon, combine_addons
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.addons.addon import Addon, combine_addons
+from repolicy.addons.wish_file import LearntWish
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Info, to_env_numbers
-from repolicy.envs.wish_file import LearntWish
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy

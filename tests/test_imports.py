@@ -17,7 +17,21 @@ import repolicy.rql
 SOURCE = Path(repolicy.__file__).parent
 
 ROW = ["errors", "text", "files", "loading", "ranges", "objective", "objective_names"]
-ROW += ["policies", "readers", "priors", "envs", "runs", "prepare", "learning", "many", "report", "cli", "__main__"]
+ROW += [
+    "policies",
+    "readers",
+    "priors",
+    "envs",
+    "addons",
+    "evaluation",
+    "runs",
+    "prepare",
+    "learning",
+    "many",
+    "report",
+    "cli",
+    "__main__",
+]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
@@ -113,7 +127,7 @@ def test_a_door_names_few_files_and_each_is_used(room: str) -> None:
     assert {f"{room}.{file}" for file in door} <= others | {*repolicy._HOMES.values(), "runs.result"}
 
 
-@pytest.mark.parametrize("room", ["policies", "priors", "envs", "runs"])
+@pytest.mark.parametrize("room", ["policies", "priors", "envs", "addons", "runs"])
 def test_each_name_of_a_door_is_there_and_used_in_another_room(room: str) -> None:
     def taken(path: Path, module: str) -> set[str]:
         found = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]

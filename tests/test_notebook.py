@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typed_commands import with_few_states
 
-from repolicy.envs import evaluation
+from repolicy import evaluation
 from repolicy.prepare import worth
 from repolicy.runs.result import Result
 

@@ -12,8 +12,8 @@ import pytest
 from quick_graphs import quick_graph
 from typed_commands import with_few_states, worked
 
+from repolicy import evaluation
 from repolicy.cli import main as cli
-from repolicy.envs import evaluation
 from repolicy.many import positions, sweep
 from repolicy.planning import asking, value
 from repolicy.policies import export

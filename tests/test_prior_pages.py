@@ -16,7 +16,7 @@ from quick_graphs import quick_graph
 from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
-from repolicy.envs import evaluation
+from repolicy import evaluation
 from repolicy.prepare import cloning, diagnosis, flows, generative, imitation, weights, worth
 from repolicy.priors import fitting
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.one import EPISODES, Run
-from repolicy.envs.evaluation import EVALUATION_SEED
-from repolicy.envs.registered import CHEETAH_JOINTS
+from repolicy.addons.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
+from repolicy.evaluation import EVALUATION_SEED
 from repolicy.prepare.defaults import train_defaults
 from repolicy.runs.request import command_option
 from repolicy.runs.settings import Settings

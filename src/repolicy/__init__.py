@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from repolicy.loading import later
 
 if TYPE_CHECKING:
-    from repolicy.envs import evaluate as evaluate
     from repolicy.errors import RepolicyError as RepolicyError
+    from repolicy.evaluation import evaluate as evaluate
     from repolicy.learning.training import customize as customize
     from repolicy.learning.training import train as train
     from repolicy.many.comparing import compare as compare
@@ -37,7 +37,7 @@ _HOMES = {
     "compare": "many.comparing",
     "customize": "learning.training",
     "dial": "priors",
-    "evaluate": "envs",
+    "evaluate": "evaluation",
     "full": "objective",
     "kl": "objective",
     "load_policy": "priors",

@@ -1,6 +1,6 @@
 """Load the objects that a user names: `module:name` or `file.py:name`.
 
-Only `load_object` imports code that a user names. For names found in files, `envs/trust.py` asks for trust first.
+Only `load_object` imports code that a user names. For names found in files, `addons/trust.py` asks for trust first.
 """
 
 import importlib

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered_cuts
 from repolicy.errors import NumericError

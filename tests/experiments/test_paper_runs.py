@@ -18,8 +18,8 @@ from experiments.paper.claims import Claim, examine
 from experiments.paper.runs import plan_runs
 from experiments.paper.tables import page_tables
 from repolicy.cli.main import _parse_command
-from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
+from repolicy.evaluation import EVALUATION_SEED
 from repolicy.objective_names import objective_by_name
 from repolicy.prepare.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import results, row

@@ -12,7 +12,7 @@ from worth_known import optimum
 from experiments import dial, found, handed_out, nat_worth, real_robot, robot_film
 from experiments.episodes import play_episodes
 from experiments.ledger import Ledger
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.objective import kl, residual
 from repolicy.policies.density import MAX_COST, fit_density
 from repolicy.policies.normalizer import Normalizer

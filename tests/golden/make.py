@@ -17,7 +17,7 @@ import torch
 
 import repolicy
 from repolicy import rql
-from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
+from repolicy.addons.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export

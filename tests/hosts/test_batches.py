@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 
 from experiments.batches import AddonEnvs, RslRlEnvs, Sb3Envs
 from experiments.fine_tuning import WAYS, KlAnchoredPolicy, RepolicyActor
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.rollout import Transitions
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 

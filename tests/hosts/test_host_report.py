@@ -18,8 +18,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.cli import main as cli
-from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError
+from repolicy.evaluation import Evaluation
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
 from repolicy.policies.file import save_policy
 from repolicy.report.host_page import read_stored, to_evaluation, write_host_report

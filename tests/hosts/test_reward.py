@@ -13,8 +13,8 @@ import torch
 from small import sine
 
 from repolicy import Policy, load_policy, save_policy
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.gaits import ActionRate, Jerk
+from repolicy.addons.addon import combine_addons
+from repolicy.addons.gaits import ActionRate, Jerk
 from repolicy.envs.rollout import AddonState, Transitions
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.prior_reward import prior_reward

@@ -11,7 +11,7 @@ import torch
 from tiny_envs import tiny
 from workers import SETTINGS, segments
 
-from repolicy.envs.evaluation import Evaluation
+from repolicy.evaluation import Evaluation
 from repolicy.learning.segments import Segments, is_clearly_better, objective_of
 from repolicy.learning.training import customize
 from repolicy.objective import kl, no_entropy, residual

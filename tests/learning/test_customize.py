@@ -12,9 +12,9 @@ from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_fo
 from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
-from repolicy.envs.evaluation import evaluate
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
+from repolicy.evaluation import evaluate
 from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES

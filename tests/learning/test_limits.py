@@ -15,7 +15,7 @@ from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, Log, gain_and_
 from threaded_ranks import customized
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
-from repolicy.envs.limits import parse_limits
+from repolicy.addons.limits import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import (

@@ -16,9 +16,9 @@ from threaded_ranks import customized
 from torch import Tensor
 
 from repolicy.cli import main as cli
-from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_observation_roles
 from repolicy.errors import UsageError
+from repolicy.evaluation import evaluate
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import DialedTerms
 from repolicy.learning.training import customize, train

@@ -23,8 +23,8 @@ from tiny_envs import Endless, Raises, tiny
 from torch import Tensor
 
 from repolicy.cli.inspection import inspect
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft

@@ -15,8 +15,8 @@ from tiny_envs import LinearQuadratic, constant, stay_near, tiny
 from typed_commands import refused, typed
 
 from benchmarks import comparing as simulated
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.many import comparing
 from repolicy.many.comparing import (
     EPISODES_PER_ROUND,

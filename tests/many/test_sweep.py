@@ -13,8 +13,8 @@ from compared import constant
 from tiny_envs import tiny
 
 from repolicy.cli.main import main
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import write_bytes, write_json
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep

@@ -5,7 +5,7 @@ import torch
 from known_optimum import ALPHA, DISCOUNT, WISH_CONTROL_COST, WISH_STATE_COST, as_policy, optimum, wish
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST
 
-from repolicy.envs.addons import Addon, AddonTerm
+from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.exact import (
     LinearQuadratic,
     LinearQuadraticOptimum,

@@ -13,10 +13,10 @@ from tiny_envs import CONTROL, DYNAMICS, tiny
 from typed_commands import refused, with_few_states
 
 import repolicy
+from repolicy.addons.addon import combine_addons
 from repolicy.cli.main import main
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
+from repolicy.evaluation import evaluate
 from repolicy.planning import asking, keeping
 from repolicy.planning.asking import CANDIDATES, SEED, best_of_trials, candidates, mean_reward, plan
 from repolicy.planning.keeping import Labeler, distill

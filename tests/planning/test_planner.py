@@ -14,10 +14,10 @@ from tiny_envs import CONTROL, DYNAMICS, tiny
 from typed_commands import failed
 
 import repolicy
+from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.envs import make_one_env
-from repolicy.envs.addons import Addon, AddonTerm
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
+from repolicy.evaluation import evaluate
 from repolicy.planning import asking
 from repolicy.planning.asking import MOST, fit_to_time
 from repolicy.planning.planner import Search

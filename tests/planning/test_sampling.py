@@ -9,7 +9,7 @@ from known_optimum import DISCOUNT, as_policy
 from linear_world import PRIOR, augmented, first_action, looked, nothing, planner
 from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 
-from repolicy.envs.addons import Addon, AddonTerm
+from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model

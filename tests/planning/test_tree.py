@@ -12,12 +12,12 @@ from linear_world import nothing
 from typed_commands import failed
 
 import repolicy
+from repolicy import evaluation
+from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.cli.main import main
-from repolicy.envs import evaluation
-from repolicy.envs.addons import Addon, AddonTerm
 from repolicy.envs.batches import GymnasiumEnvs, clone_env
-from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.errors import UsageError
+from repolicy.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.exact import MDP, evaluate, solve_residual
 from repolicy.objective import residual
 from repolicy.planning.planner import Planner, Search

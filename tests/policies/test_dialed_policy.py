@@ -14,11 +14,11 @@ from tiny_envs import tiny
 from typed_commands import failed, refused
 
 import repolicy
+from repolicy.addons.addon_names import dials, with_weights
 from repolicy.cli import main as cli
 from repolicy.cli.inspection import inspect
-from repolicy.envs.addon_names import dials, with_weights
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.distributions import ActionSpace

@@ -12,8 +12,8 @@ from tiny_envs import Endless, tiny
 from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
+from repolicy.addons.addon import combine_addons
 from repolicy.cli.compare_diagnose_plan import Diagnose
-from repolicy.envs.addons import combine_addons
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec

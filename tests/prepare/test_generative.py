@@ -14,14 +14,14 @@ from quick_graphs import quick_graph
 from small_runs import Listening
 from torch import Tensor, nn
 
+from repolicy.addons.addon import combine_addons
+from repolicy.addons.trust import check_trust
 from repolicy.cli.main import main as command_line
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Transitions
-from repolicy.envs.trust import check_trust
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.learning.multipliers import kept_sentence
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare

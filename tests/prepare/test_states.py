@@ -120,7 +120,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         "MIN_FIT_OBSERVATIONS": 100,
     }.items():
         monkeypatch.setattr(states, name, value)
-    monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 50)
+    monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 50)
 
 
 @pytest.mark.usefixtures("quick")
@@ -223,7 +223,7 @@ def test_every_step_is_counted(
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
     monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
-    monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 300)
+    monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
         evaluation_episodes=evaluated, keep=keep,

@@ -15,7 +15,7 @@ from tiny_envs import CONTROL_COST, STATE_COST, Tiny, tiny
 from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from experiments.ledger import Ledger
-from repolicy.envs.evaluation import BLOCK_STEPS
+from repolicy.evaluation import BLOCK_STEPS
 from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.policies.distributions import ActionSpace

@@ -12,10 +12,10 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor, nn
 
-from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
+from repolicy.evaluation import run_episodes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.beginning import open_prior

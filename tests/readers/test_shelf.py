@@ -10,7 +10,7 @@ import pytest
 from tiny_envs import tiny
 from typed_commands import refused
 
-from repolicy.envs.trust import env_from_card
+from repolicy.addons.trust import env_from_card
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repolicy.envs.evaluation import Evaluation
+from repolicy.evaluation import Evaluation
 from repolicy.objective import residual
 from repolicy.report.charts import LEFT, MAX_MARKED_POINTS, Axes, curve, histogram, place_labels
 from repolicy.report.learning_curves import learning_section, reference_levels

@@ -16,10 +16,10 @@ from tiny_envs import tiny
 from typed_commands import refused
 
 from repolicy.envs import names
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Backend
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from repolicy.addons.addon import combine_addons
 from repolicy.cli import main as cli
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
+from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy

@@ -9,7 +9,7 @@ import torch
 from tiny_envs import tiny
 
 from experiments.verdicts import KINDS, STARTS, measure_error_rates
-from repolicy.envs.evaluation import Column, Evaluation, evaluate
+from repolicy.evaluation import Column, Evaluation, evaluate
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.report.differences import difference, student_t_p_value

@@ -19,8 +19,8 @@ from known_problems import ACTIONS, Bounded, constant
 from tiny_envs import Told, tiny
 from torch import Tensor, nn
 
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, RepolicyError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.objective import Objective, greedy, kl, residual, soft
 from repolicy.policies.density import fit_density
 from repolicy.policies.distributions import ActionSpace

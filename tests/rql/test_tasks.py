@@ -9,7 +9,7 @@ import pytest
 from highway_env.envs.highway_env import HighwayEnv
 from highway_env.envs.parking_env import ParkingEnv
 
-from repolicy.envs.addons import combine_addons
+from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError

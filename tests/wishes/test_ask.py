@@ -11,10 +11,10 @@ from quick_graphs import quick_graph
 from typed_commands import failed
 
 import repolicy
+from repolicy.addons.addon import combine_addons
+from repolicy.addons.wish_file import open_wish
 from repolicy.cli.main import main
-from repolicy.envs.addons import combine_addons
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.wish_file import open_wish
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options

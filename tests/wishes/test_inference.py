@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.envs.wish_file import Features
+from repolicy.addons.wish_file import Features
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from people import PENDULUM, person, push
 
-from repolicy.envs.wish_file import Features
+from repolicy.addons.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
 from repolicy.priors.opening import open_agent
 from repolicy.wishes.learning_loop import record

@@ -15,8 +15,8 @@ from tiny_envs import Endless
 from typed_commands import failed
 from typed_keys import Typed
 
+from repolicy.addons.wish_file import Features, open_wish
 from repolicy.cli.main import main
-from repolicy.envs.wish_file import Features, open_wish
 from repolicy.errors import RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

@@ -27,7 +27,7 @@ class Addons(Command):
     def run(self) -> dict[str, Any]:
         from rich.table import Column, Table
 
-        from repolicy.envs.registered import describe_registered
+        from repolicy.addons.registered import describe_registered
 
         heads = ("name", "environment", "what it rewards", "reported as")
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed

@@ -99,8 +99,9 @@ class Diagnose(OpensPolicy):
     """Library that runs the environment."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import check_env, combine_addons, env_from_card, with_observation_roles
-        from repolicy.envs.addon_names import describe_clipped_weights, with_clipped_weights
+        from repolicy.addons import check_env, combine_addons, env_from_card
+        from repolicy.addons.addon_names import describe_clipped_weights, with_clipped_weights
+        from repolicy.envs import with_observation_roles
         from repolicy.policies import origin_notes
         from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_from_card
@@ -286,7 +287,8 @@ class Plan(RunsPolicy):
 
     def _evaluate(self, terminal: Terminal, planner: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the agents; print the rewards, and return their summaries by the agent's name."""
-        from repolicy.envs import EVALUATION_SEED, combine_addons, evaluate
+        from repolicy.addons import combine_addons
+        from repolicy.evaluation import EVALUATION_SEED, evaluate
         from repolicy.report.pieces import reward_table
         from repolicy.runs import one_thread
 

@@ -76,7 +76,7 @@ class Dial(Command):
         return {"file": str(out), "at": at, "how": policy.method, "of": str(policy.path)}
 
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
-        from repolicy.envs import addons_from_card, check_env, env_from_card
+        from repolicy.addons import addons_from_card, check_env, env_from_card
         from repolicy.files import check_writable
         from repolicy.many.positions import as_dict, evaluate_positions
         from repolicy.priors import output_folder

@@ -73,7 +73,8 @@ class RunsPolicy(OpensPolicy):
 
     def open_policy(self, policy: str | Path) -> "tuple[OpenedPolicy, str]":
         """Open the policy, and return it with the name of its environment."""
-        from repolicy.envs import env_from_card, open_policy_in_env
+        from repolicy.addons import env_from_card
+        from repolicy.envs import open_policy_in_env
 
         opened = open_policy_in_env(self.env, policy, self.reading, self.trust)
         return opened, self.env or env_from_card(opened.card, opened.path, self.trust)

@@ -39,7 +39,8 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import addons_from_card, evaluate, limits_from_card, load_addon
+        from repolicy.addons import addons_from_card, limits_from_card, load_addon
+        from repolicy.evaluation import evaluate
         from repolicy.files import write_json
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
@@ -103,7 +104,7 @@ class Render(RunsPolicy):
     """The film, .mp4 or .gif; by default an mp4 beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import env_from_card
+        from repolicy.addons import env_from_card
         from repolicy.files import write_bytes
         from repolicy.policies import read_card
         from repolicy.policies.storage import is_repolicy_file
@@ -158,8 +159,9 @@ class Export(OpensPolicy):
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.addons import env_from_card
         from repolicy.cli.environment_info import environment_info
-        from repolicy.envs import env_from_card, match_observation, parse_env_name
+        from repolicy.envs import match_observation, parse_env_name
         from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
         from repolicy.priors import export_composed, find_decoder_file, find_policy, read_policy

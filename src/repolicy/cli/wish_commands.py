@@ -130,7 +130,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def _learn_from_answers(self, terminal: Terminal) -> tuple[Any, dict[str, Any]]:
         """Return the wish learnt from answers, and further values for --json."""
-        from repolicy.envs import wish_request
+        from repolicy.addons import wish_request
         from repolicy.wishes.pairs import Pairs, learn_from_answers, read_answers, std_of_reward
 
         for name in ("env", "alpha", "before", "settle", "passed", "length", "alone", "policy", "wish"):
@@ -154,7 +154,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def _infer_from_records(self) -> tuple[Any, dict[str, Any]]:
         """Return the wish inferred from records of take-overs, and further values for --json."""
-        from repolicy.envs import check_trust, open_wish
+        from repolicy.addons import check_trust, open_wish
         from repolicy.priors import open_agent
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
@@ -271,7 +271,7 @@ class LearnWish(InferenceOptions, Command):
     """Run code that the prior's file names as its environment."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import env_from_card
+        from repolicy.addons import env_from_card
         from repolicy.objective import residual
         from repolicy.priors import check_no_plan, open_agent
         from repolicy.runs import Settings

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import ACTIONS
 from repolicy.errors import UsageError
+from repolicy.evaluation import ACTIONS
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.learning.multipliers import MIN_LOST_SHARE

@@ -6,7 +6,7 @@
 
     rewards["jerk"] = RewardTermCfg(func=jerk, weight=0.1)
 
-The functions of `repolicy.envs.gaits` that have no past need no help: they take tensors as they are.
+The functions of `repolicy.addons.gaits` that have no past need no help: they take tensors as they are.
 """
 
 import functools
@@ -20,7 +20,7 @@ from torch import Tensor
 def term(wish: Callable[[], Any], reads: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
     """Return a reward term: a function that returns a reward for each of the N robots in an environment.
 
-    wish: returns a new wish for one environment, such as a class of `repolicy.envs.gaits`.
+    wish: returns a new wish for one environment, such as a class of `repolicy.addons.gaits`.
     reads: returns the tensors `[N, ...]` of an environment with which the wish is called. It takes the `params` of the
         term's settings, too; each set of them remembers its own steps.
     """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import addon_names, combine_addons
+from repolicy.addons import addon_names, combine_addons
 from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset

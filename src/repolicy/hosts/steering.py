@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import parse_limits
+from repolicy.addons import parse_limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import (
     MAX_VIOLATION,

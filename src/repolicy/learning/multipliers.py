@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import ACTIONS, EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, parse_limits, run_episodes
+from repolicy.addons import Limit, parse_limits
+from repolicy.envs import Rollout, make_envs
+from repolicy.evaluation import ACTIONS, EPISODE_CAP, Evaluation, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES

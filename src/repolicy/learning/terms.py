@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repolicy.envs import Addon, Rollout, addon_names, combine_addons
+from repolicy.addons import Addon, addon_names, combine_addons
+from repolicy.envs import Rollout
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies import ConditionedPolicy, Distribution, FilmMlp, Mlp, Policy, moment_sums

@@ -5,18 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from repolicy.addons import Wish, addon_names
 from repolicy.envs import (
-    EPISODE_CAP,
     EnvLike,
     Watchdog,
-    Wish,
-    addon_names,
     parse_env_name,
     with_observation_roles,
     with_observed_keys,
     with_observed_keys_of,
 )
 from repolicy.errors import UsageError
+from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior, with_torch_defaults

@@ -16,32 +16,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from repolicy.addons import Addon, Wish, addons_from_card, env_from_card, load_addon
 from repolicy.envs import (
-    ACTIONS,
-    BLOCK_STEPS,
-    Addon,
     Backend,
     Collector,
     EnvLike,
-    Evaluation,
-    Wish,
-    addons_from_card,
-    check_fit,
-    check_is_agent,
-    env_from_card,
     env_name,
-    load_addon,
     make_envs,
     match_observation,
     open_policy_in_env,
     parse_env_name,
     place_prior,
     probe_env,
-    resolve_backend,
-    run_episodes,
     with_observed_keys_of,
 )
 from repolicy.errors import NumericError, UsageError, check_counts
+from repolicy.evaluation import (
+    ACTIONS,
+    BLOCK_STEPS,
+    Evaluation,
+    check_fit,
+    check_is_agent,
+    resolve_backend,
+    run_episodes,
+)
 from repolicy.many.bets import (
     VERDICT_ORDER,
     Verdict,

@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repolicy.envs import addon_names, combine_addons, parse_env_name
+from repolicy.addons import addon_names, combine_addons
+from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.files import file_sum, replace_nonfinite
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point

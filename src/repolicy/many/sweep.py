@@ -12,9 +12,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Evaluation, Wish, combine_addons, find_session_only, parse_env_name
-from repolicy.envs.addon_names import dials
+from repolicy.addons import Wish, combine_addons
+from repolicy.addons.addon_names import dials
+from repolicy.envs import EnvLike, find_session_only, parse_env_name
 from repolicy.errors import RepolicyError, UsageError, check_counts
+from repolicy.evaluation import Evaluation
 from repolicy.files import check_writable, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import ACTIONS, EVALUATION_SEED, Addon, Backend, Column, Evaluation, evaluate, parse_env_name
+from repolicy.addons import Addon
+from repolicy.envs import Backend, parse_env_name
+from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual

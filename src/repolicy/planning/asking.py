@@ -13,24 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from repolicy.addons import Addon, Wish, check_env, combine_addons
+from repolicy.addons.addon_names import requests_of
 from repolicy.envs import (
-    Addon,
     Collector,
     EnvLike,
     Rollout,
-    Wish,
-    check_env,
-    check_fit,
     check_plain,
-    combine_addons,
     env_name,
     make_envs,
     match_observation,
     parse_env_name,
     probe_env,
 )
-from repolicy.envs.addon_names import requests_of
 from repolicy.errors import UsageError
+from repolicy.evaluation import check_fit
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, Tally

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repolicy.envs import TRUST_HINT, Envs, check_trust, env_from_card, find_session_only, make_envs
+from repolicy.addons import TRUST_HINT, check_trust, env_from_card
+from repolicy.envs import Envs, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.files import check_shape, check_writable, file_sum, read_json, write_bytes, write_json
 from repolicy.planning.asking import Planned, Say, plan

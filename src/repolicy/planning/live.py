@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Addon, Transitions, make_envs, make_one_env
+from repolicy.addons import Addon
+from repolicy.envs import Transitions, make_envs, make_one_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned, Say
 from repolicy.planning.keeping import save_planner

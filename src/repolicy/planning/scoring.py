@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from repolicy.envs import Addon, Info, Transitions, stack_infos, to_env_numbers
+from repolicy.addons import Addon
+from repolicy.envs import Info, Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy, log_tanh_slope

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Backend, env_from_card, place_prior, probe_env, with_observation_roles
+from repolicy.addons import env_from_card
+from repolicy.envs import Backend, place_prior, probe_env, with_observation_roles
 from repolicy.errors import UsageError
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, policy_bytes
 from repolicy.prepare.cloning import clone, clone_spec

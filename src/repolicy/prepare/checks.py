@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from repolicy.envs import addon_names, check_env, combine_addons, parse_limits, probe_env
+from repolicy.addons import addon_names, check_env, combine_addons, parse_limits
+from repolicy.envs import probe_env
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy

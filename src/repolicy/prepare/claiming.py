@@ -5,7 +5,8 @@ import contextlib
 import torch
 from torch import Tensor
 
-from repolicy.envs import addon_names, combine_addons, probe_env
+from repolicy.addons import addon_names, combine_addons
+from repolicy.envs import probe_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies import make_policy
 from repolicy.policies.storage import read, write

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Collector, Evaluation, HasSpaces, Rollout, make_envs, run_episodes
+from repolicy.envs import Collector, HasSpaces, Rollout, make_envs
 from repolicy.errors import UsageError
+from repolicy.evaluation import Evaluation, run_episodes
 from repolicy.policies import (
     Adam,
     Gaussian,

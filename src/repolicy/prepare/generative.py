@@ -10,15 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.addons import Addon, addon_names, combine_addons
 from repolicy.envs import (
-    Addon,
     Backend,
-    Evaluation,
     Transitions,
-    addon_names,
     check_copies,
-    combine_addons,
-    evaluate,
     find_session_only,
     make_envs,
     make_one_env,
@@ -27,6 +23,7 @@ from repolicy.envs import (
     with_decoder,
 )
 from repolicy.errors import UsageError, in_one_sentence
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy, moment_sums
 from repolicy.prepare.beginning import Start, open_prior

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from repolicy.envs import evaluate, match_observation, probe_env
+from repolicy.envs import match_observation, probe_env
 from repolicy.errors import UsageError
+from repolicy.evaluation import evaluate
 from repolicy.files import check_writable
 from repolicy.policies import ActionSpace, Policy, PolicySpec, check_policy_name, make_policy, read_card, save_policy
 from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_std

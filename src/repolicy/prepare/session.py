@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from repolicy.envs import EnvLike, Limit, Wish, addon_names, check_trust, env_name, find_session_only, parse_env_name
+from repolicy.addons import Limit, Wish, addon_names, check_trust
+from repolicy.envs import EnvLike, env_name, find_session_only, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import objective_name

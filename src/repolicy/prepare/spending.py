@@ -3,7 +3,8 @@
 import math
 from typing import NamedTuple
 
-from repolicy.envs import EPISODE_CAP, probe_env
+from repolicy.envs import probe_env
+from repolicy.evaluation import EPISODE_CAP
 from repolicy.prepare import states, weights
 from repolicy.prepare.claiming import FINGERPRINT_STEPS
 from repolicy.runs import Request

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
+from repolicy.envs import Backend
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies import Policy
 
 WORTH_EPISODES = 32  # of each kind (mean action, sampled) in a round

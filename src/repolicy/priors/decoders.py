@@ -73,7 +73,7 @@ def load_decoder(reference: Any, noise: Any, chunk: Any, sha256: Any = None, tru
     """Load the decoder that a user named, with a noise of size `noise` and `chunk` actions in a row.
 
     With `sha256`, its first digits, no other file is accepted. TorchScript is a program and needs `trust`. A caller
-    that reads the reference from a file must check it with `envs/trust.py` first.
+    that reads the reference from a file must check it with `addons/trust.py` first.
     """
     for option, value in (("noise", noise), ("chunk", chunk)):  # as in an environment's name
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100_000:

@@ -7,7 +7,7 @@ A verdict that compares several kinds of action divides these 5 % among them (Bo
 import math
 from dataclasses import dataclass, replace
 
-from repolicy.envs import Column, Evaluation
+from repolicy.evaluation import Column, Evaluation
 from repolicy.text import format_number
 
 FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none

@@ -20,13 +20,13 @@ from repolicy.envs import (
     EnvPoolEnvs,
     Envs,
     GymnasiumEnvs,
-    check_fit,
     env_maker,
     match_observation,
     parse_env_name,
     wrap_decoder,
 )
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.evaluation import check_fit
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import open_agent
 from repolicy.readers.reading import Options

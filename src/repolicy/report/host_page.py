@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Evaluation
 from repolicy.errors import FileError, first_line
+from repolicy.evaluation import Evaluation
 from repolicy.objective import Objective
 from repolicy.priors import check_no_plan, newest_checkpoint
 from repolicy.ranges import middle_of

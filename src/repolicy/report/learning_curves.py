@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import ACTIONS, Evaluation, Limit
+from repolicy.addons import Limit
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.objective import reformulated, task_reward
 from repolicy.report import charts, page
 from repolicy.runs import Request, RunFolder

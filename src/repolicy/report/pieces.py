@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from repolicy.envs import ACTIONS, Evaluation, parse_env_name
+from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report import charts, page
 from repolicy.report.differences import Difference, differences, mean_and_std
 from repolicy.report.movie import Shot, render_films

@@ -6,16 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import (
-    ACTIONS,
-    Evaluation,
-    addons_from_card,
-    env_from_card,
-    limits_from_card,
-    load_addon,
-    parse_env_name,
-)
+from repolicy.addons import addons_from_card, env_from_card, limits_from_card, load_addon
+from repolicy.envs import parse_env_name
 from repolicy.errors import check_counts
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes

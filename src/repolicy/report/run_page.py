@@ -7,22 +7,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.envs import (
-    ACTIONS,
-    EVALUATION_SEED,
-    TRUST_HINT,
-    Addon,
-    Backend,
-    Evaluation,
-    Limit,
-    check_trust,
-    combine_addons,
-    evaluate,
-    parse_env_name,
-    probe_env,
-)
-from repolicy.envs.addon_names import with_weights
+from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
+from repolicy.addons.addon_names import with_weights
+from repolicy.envs import Backend, parse_env_name, probe_env
 from repolicy.errors import FileError, RepolicyError
+from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import file_sum
 from repolicy.policies import SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults

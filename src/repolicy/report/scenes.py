@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs import MAX_ENVS, Evaluation
+from repolicy.evaluation import MAX_ENVS, Evaluation
 from repolicy.report.movie import Shot
 from repolicy.text import format_number
 

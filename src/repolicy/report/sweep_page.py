@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.envs import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.differences import mean_and_std

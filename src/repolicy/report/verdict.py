@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from repolicy.envs import ACTIONS, Evaluation, Limit, parse_env_name
+from repolicy.addons import Limit
+from repolicy.envs import parse_env_name
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report.differences import Difference, differences, rounded, value_and_error
 from repolicy.text import format_count, format_number
 

@@ -19,7 +19,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs import EnvLike, check_env, env_from_card, make_one_env, parse_env_name
+from repolicy.addons import check_env, env_from_card
+from repolicy.envs import EnvLike, make_one_env, parse_env_name
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog

@@ -10,20 +10,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.addons import combine_addons
+from repolicy.addons.addon_names import requests_of
 from repolicy.envs import (
     ENV_CALL,
     AddonState,
     Spaces,
     Transitions,
     action_space,
-    check_fit,
     check_reward,
-    combine_addons,
     merge_infos,
     observation_size,
 )
-from repolicy.envs.addon_names import requests_of
 from repolicy.errors import NumericError, UsageError
+from repolicy.evaluation import check_fit
 from repolicy.objective import Objective, residual, task_reward
 from repolicy.objective_names import check_supported
 from repolicy.policies import Density, Normalizer, Policy, Prior, check_has_log_prob

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
-from repolicy.envs import HasSpaces, addon_names, parse_env_name
+from repolicy.addons import addon_names
+from repolicy.envs import HasSpaces, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import objective_name

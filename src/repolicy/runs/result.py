@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repolicy.envs import Evaluation, evaluate
 from repolicy.errors import UsageError
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import Policy, read_card
 from repolicy.priors import How, dial, find_policy, load_policy
 from repolicy.runs.folder import RunFolder

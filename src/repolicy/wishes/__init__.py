@@ -1,6 +1,6 @@
 """Wishes that are learned from a person, who takes over or says which of two clips is better."""
 
-from repolicy.envs import Features, LearntWish, open_wish
+from repolicy.addons import Features, LearntWish, open_wish
 from repolicy.wishes.ask_page import ask
 from repolicy.wishes.inference import Theta, infer_theta
 from repolicy.wishes.learning_loop import Teaching, infer, learn_wish, record

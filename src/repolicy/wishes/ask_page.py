@@ -6,7 +6,8 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from repolicy.envs import check_plain, check_same_env, make_one_env, open_wish, parse_env_name
+from repolicy.addons import check_same_env, open_wish
+from repolicy.envs import check_plain, make_one_env, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.files import write_bytes
 from repolicy.policies import Policy, save_policy

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from repolicy.envs import Networks
+from repolicy.addons import Networks
 from repolicy.errors import UsageError
 from repolicy.wishes.inference import Theta
 

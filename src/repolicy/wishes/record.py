@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from repolicy.envs import Features
+from repolicy.addons import Features
 from repolicy.errors import FileError, UsageError, check_counts
 from repolicy.files import check_shape, read_bytes, write_bytes
 from repolicy.readers.demonstrations import read_npz

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs import Features, LearntWish
+from repolicy.addons import Features, LearntWish
 from repolicy.report import charts, page
 from repolicy.wishes.record import Record
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.step import Info
+from repolicy.envs import Info
 from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
 from repolicy.files import check_shape
 from repolicy.loading import load_object

@@ -6,8 +6,8 @@ Nothing is imported here: `addons.py` makes an add-on of such requests.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repolicy.envs.registered import REGISTERED, Function
-from repolicy.envs.wish_file import is_wish_file
+from repolicy.addons.registered import REGISTERED, Function
+from repolicy.addons.wish_file import is_wish_file
 from repolicy.errors import UsageError
 from repolicy.loading import reference_to
 from repolicy.ranges import Dial, Range

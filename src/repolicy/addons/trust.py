@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import names
-from repolicy.envs.addon_names import import_target
-from repolicy.envs.limits import Limit
+from repolicy.addons.addon_names import import_target
+from repolicy.addons.limits import Limit
+from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
@@ -45,7 +45,7 @@ def check_trust(
 
 def _needs_trust(env: str) -> bool:
     """Return whether an environment is the user's code, or has an option that is no number and so could be a path."""
-    parsed = names.parse_env_name(env)
+    parsed = parse_env_name(env)
     values = [*parsed.options.values(), *parsed.reset_options.values(), *(parsed.decoder or ())]
     if parsed.import_target not in ("", *PACKAGE_CODE):
         return True
@@ -60,7 +60,7 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
             return entry.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     check_trust(path, trust, env=env)
-    restore_decoder(path, names.parse_env_name(env).decoder)
+    restore_decoder(path, parse_env_name(env).decoder)
     return str(env)
 
 

@@ -11,14 +11,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addon_names import Wish
-from repolicy.envs.addons import Addon, load_addon
-from repolicy.envs.limits import Limit, parse_limits
-from repolicy.envs.making import make_envs, match_observation, open_policy_in_env, place_prior
-from repolicy.envs.names import EnvLike, env_name, parse_env_name
-from repolicy.envs.rollout import Collector, Rollout
-from repolicy.envs.step import Backend, Envs, HasSpaces
-from repolicy.envs.trust import addons_from_card, env_from_card, limits_from_card
+from repolicy.addons import (
+    Addon,
+    Limit,
+    Wish,
+    addons_from_card,
+    env_from_card,
+    limits_from_card,
+    load_addon,
+    parse_limits,
+)
+from repolicy.envs import (
+    Backend,
+    Collector,
+    EnvLike,
+    Envs,
+    HasSpaces,
+    Rollout,
+    env_name,
+    make_envs,
+    match_observation,
+    open_policy_in_env,
+    parse_env_name,
+    place_prior,
+)
 from repolicy.errors import UsageError, check_counts
 from repolicy.policies import (
     Agent,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.addon_names import requests_of, titles_of
-from repolicy.envs.addons import check_env, combine_addons
-from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
+from repolicy.addons.addon import check_env, combine_addons
+from repolicy.addons.addon_names import requests_of, titles_of
+from repolicy.addons.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from typed_commands import failed
 
-from repolicy.envs.addon_names import dials, import_target, with_weights
-from repolicy.envs.addons import check_env, combine_addons
-from repolicy.envs.limits import Limit
+from repolicy.addons.addon import check_env, combine_addons
+from repolicy.addons.addon_names import dials, import_target, with_weights
+from repolicy.addons.limits import Limit
+from repolicy.addons.trust import check_trust
+from repolicy.addons.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.trust import check_trust
-from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.storage import read, write
 

@@ -10,13 +10,13 @@ import torch
 from noise_worlds import named
 from tiny_envs import LinearQuadratic, tiny
 
-from repolicy.envs import evaluation
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import Column, evaluate, run_episodes
-from repolicy.envs.limits import parse_limits as limits_of
+from repolicy import evaluation
+from repolicy.addons.addon import combine_addons
+from repolicy.addons.limits import parse_limits as limits_of
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
+from repolicy.evaluation import Column, evaluate, run_episodes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen

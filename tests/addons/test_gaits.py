@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.envs.addons import combine_addons
-from repolicy.envs.evaluation import evaluate
-from repolicy.envs.gaits import (
+from repolicy.addons.addon import combine_addons
+from repolicy.addons.gaits import (
     ActionRate,
     AirTime,
     Impact,
@@ -26,6 +25,7 @@ from repolicy.envs.gaits import (
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import AddonState, Collector, Rollout, Transitions
 from repolicy.errors import UsageError
+from repolicy.evaluation import evaluate
 from repolicy.planning.asking import plan
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec

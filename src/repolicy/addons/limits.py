@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.addon_names import import_target, title_of
-from repolicy.envs.addons import Addon, AddonTerm, check_env, combine_addons
-from repolicy.envs.registered import REGISTERED, info_entry
-from repolicy.envs.rollout import Rollout
+from repolicy.addons.addon import Addon, AddonTerm, check_env, combine_addons
+from repolicy.addons.addon_names import import_target, title_of
+from repolicy.addons.registered import REGISTERED, info_entry
+from repolicy.envs import Rollout
 from repolicy.errors import UsageError
 from repolicy.text import parse_number
 

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
-from repolicy.envs.rollout import StatefulAddon, Transitions
-from repolicy.envs.step import Info
+from repolicy.addons.gaits import ActionRate, Jerk, Symmetry
+from repolicy.envs import Info, StatefulAddon, Transitions
 from repolicy.errors import UsageError
 from repolicy.text import parse_number
 

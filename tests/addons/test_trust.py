@@ -15,9 +15,10 @@ from quick_graphs import quick_graph
 
 import repolicy
 from benchmarks import damage, fuzz
+from repolicy.addons import addon
+from repolicy.addons.trust import PACKAGE_CODE, check_trust
 from repolicy.cli import about
-from repolicy.envs import addons, names
-from repolicy.envs.trust import PACKAGE_CODE, check_trust
+from repolicy.envs import names
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, load_object
 from repolicy.many.sweep import _point_command
@@ -63,11 +64,11 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
         return len
 
     with (
-        mock.patch.object(addons, "load_object", load),
+        mock.patch.object(addon, "load_object", load),
         mock.patch.object(names, "load_object", load),
         mock.patch.object(names, "suggest", return_value=""),  # of thousands of names, at each name that is none
     ):
-        for kind, use in (("addons", addons.load_term), ("env", names.env_maker)):
+        for kind, use in (("addons", addon.load_term), ("env", names.env_maker)):
             try:
                 check_trust("file", False, **{kind: [name] if kind == "addons" else name})
                 use(name)

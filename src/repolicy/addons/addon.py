@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.envs.addon_names import Wish, import_target, requests_of, split_weight, titles_of
-from repolicy.envs.names import parse_env_name
-from repolicy.envs.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered
-from repolicy.envs.rollout import StatefulAddon, Transitions
-from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
+from repolicy.addons.addon_names import Wish, import_target, requests_of, split_weight, titles_of
+from repolicy.addons.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered
+from repolicy.addons.wish_file import check_same_env, is_wish_file, open_wish
+from repolicy.envs import StatefulAddon, Transitions, parse_env_name
 from repolicy.errors import NumericError, UsageError, describe_error, in_one_sentence
 from repolicy.loading import load_object
 from repolicy.text import parse_number, strip_version, suggest
