@@ -231,7 +231,7 @@ def suppress_export_warnings() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is")
             warnings.filterwarnings("ignore", r"# The axis name: batch will not be used", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
