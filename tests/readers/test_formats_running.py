@@ -378,5 +378,7 @@ def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes observations of 5 numbers, the environment's: 6"):
         placed(residual(tmp_path), 6, 3)
-    with pytest.raises(UsageError, match=r"policy.pt does not run on observations of 6 numbers: (addmm: )?mat1 and mat2 [^:]*$"):
+    with pytest.raises(
+        UsageError, match=r"policy.pt does not run on observations of 6 numbers: (addmm: )?mat1 and mat2 [^:]*$"
+    ):
         placed(script(tmp_path / "policy.pt", Around(), 5), 6, 3, trust=True)
