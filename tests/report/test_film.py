@@ -73,10 +73,17 @@ def pictures(content: bytes, path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3).astype(int)
 
 
-def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movie, "LIBRARIES", ("disabled",))
+@pytest.mark.parametrize(
+    ("library", "env"),
+    [("disabled", ENV), ("one_that_mujoco_cannot_load", "Hopper-v4")],
+    ids=["no picture", "no import"],
+)
+def test_a_machine_that_cannot_render_says_what_to_install(
+    library: str, env: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(movie, "LIBRARIES", (library,))
     with pytest.raises(RepolicyError, match=r"cannot render off-screen: install .*libegl1 .*libosmesa6"):
-        render_films([Shot(policy, ENV)])
+        render_films([Shot(policy, env)])
 
 
 def test_a_missing_package_is_told_before_a_picture_is_drawn(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:

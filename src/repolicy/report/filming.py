@@ -87,8 +87,9 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
     backend: Backend = "gymnasium" if parse_env_name(shot.env).is_in_gymnasium else "auto"  # importing EnvPool is slow
-    env = match_observation(shot.env, policy.observation_size, backend)
-    filming = Filming(replace(shot, env=env), policy, on_picture)
+    with _failing_import_means_no_renderer():
+        env = match_observation(shot.env, policy.observation_size, backend)
+        filming = Filming(replace(shot, env=env), policy, on_picture)
     pictures = filming.render()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
@@ -175,6 +176,18 @@ def _errors_mean_no_renderer() -> Iterator[None]:
         raise _NoRendererError from error
 
 
+@contextmanager
+def _failing_import_means_no_renderer() -> Iterator[None]:
+    """Where no environment can be made because MuJoCo does not load its graphics library, raise the error of that."""
+    try:
+        yield
+    except UsageError:
+        if find_spec("mujoco"):
+            with _errors_mean_no_renderer():
+                import mujoco  # noqa: F401
+        raise
+
+
 _CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as this process
 
 
@@ -188,9 +201,6 @@ def _make_env(make: Any, shot: Shot) -> Any:
                 raise
             return make(render_mode="rgb_array")
     except Exception as error:
-        if find_spec("mujoco"):
-            with _errors_mean_no_renderer():
-                import mujoco  # noqa: F401  # it fails without its graphics library
         raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
 
 
