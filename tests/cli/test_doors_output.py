@@ -71,7 +71,7 @@ def test_a_stdout_that_is_full_or_closed_or_has_no_greek_letters(redirect: str, 
     )
     done = subprocess.run(
         ["bash", "-c", f'"$0" -c "$1" {redirect}; exit ${{PIPESTATUS[0]}}', sys.executable, program],
-        capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     assert (done.returncode, done.stdout.decode("latin-1").strip(), done.stderr.decode()) == (code, out, said)
 
