@@ -19,6 +19,8 @@ import torch
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from datasets import Dataset, fingerprint
 from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
@@ -41,11 +43,26 @@ def addon(completions: list[str], **_: Any) -> list[float]:
     return [float(text.count("e")) for text in completions]
 
 
+def shard_on_cpus() -> None:
+    """Let Accelerate use FSDP on CPUs, too, where its plugin is given."""
+    begin = AcceleratorState.__init__
+
+    def patched(self: Any, *given: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        begin(self, *given, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = patched
+
+
 def main(prior: str, data: str, out: str, rows: str) -> None:
     import llm_decomposed_dpo
     import llm_residual_grpo
 
     torch.set_num_threads(1)
+    if "ACCELERATE_USE_FSDP" in os.environ:
+        shard_on_cpus()
     shared = ["--bf16", "false", "--use_cpu", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true"]
     shared += ["--max_steps", "1", "--optim", "sgd", "--learning_rate", "0.5", "--gradient_checkpointing", "false"]
     shared += ["--per_device_train_batch_size", rows, "--dataloader_pin_memory", "false", "--logging_strategy", "no"]

@@ -168,8 +168,17 @@ def test_elsewhere_it_is_the_same_reward(module: str, name: str, monkeypatch: py
     torch.testing.assert_close(scores - names["ALPHA"] * penalty, expected)
 
 
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+
+
+@pytest.mark.parametrize("sharding", [{}, FSDP2], ids=["DDP", "FSDP2"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of Python 3.12
-def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
+def test_two_processes_take_the_same_step(sharding: dict[str, str], prior: Path, tmp_path: Path) -> None:
     """One step of four rows: all in one process, or two in each of two, with a group of responses across both."""
     data = tmp_path / "data.jsonl"
     rows = [("ee", "ab"), ("aeb", ""), ("e", "bbb"), ("ae", "a")]
@@ -177,7 +186,7 @@ def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     called = runpy.run_path(str(Path(__file__).with_name("one_step.py")))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"} | sharding
     words, said = [str(prior), str(data)], tmp_path / "said"
     ranks = called["fork"]([*words, str(tmp_path / "two"), "2"], meeting, said)
     try:

@@ -175,8 +175,17 @@ class ObjectiveMixin:
         return dry_run(self)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as transformers does, and write its identity to `repolicy.json` in the same folder."""
+        """Save the model as transformers does, and write its identity to `repolicy.json` in the same folder.
+
+        Under FSDP it is saved whole, also where checkpoints are sharded: transformers then would save nothing.
+        """
+        fsdp: Any = getattr(self.accelerator.state, "fsdp_plugin", None)  # type: ignore[attr-defined]  # of transformers
+        writes_shards = fsdp is not None and "SHARDED" in str(fsdp.state_dict_type) and not _internal_call
+        if writes_shards:
+            fsdp.set_state_dict_type("FULL_STATE_DICT")
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of transformers
+        if writes_shards:
+            fsdp.set_state_dict_type("SHARDED_STATE_DICT")
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             write_json(folder / IDENTITY, self.identity | {"omega": self.trained_omega})
