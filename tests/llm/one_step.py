@@ -71,7 +71,8 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     online = ["--num_generations", "4", "--max_completion_length", "4"]
     llm_decomposed_dpo.main([*shared, *objective, "--output_dir", f"{out}/dpo"])
     if "RANK" in os.environ:  # alone it is run by its page
-        llm_residual_grpo.main([*shared, *objective, *online, "--output_dir", f"{out}/grpo"])
+        mixed = ["--prior_share", "0.5"]  # all of it is the first rank's
+        llm_residual_grpo.main([*shared, *objective, *online, *mixed, "--output_dir", f"{out}/grpo"])
 
     def settings(kind: type[Any], *words: str) -> Any:
         return HfArgumentParser(kind).parse_args_into_dataclasses([*shared, *words])[0]

@@ -201,10 +201,11 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
 
         def write(rows: list[int]) -> dict[int, Any]:
             """Return responses by row, written by the model that TRL generates with now."""
-            if not rows:
+            if not rows and not self.is_sharded:
                 return {}
-            responses, *_ = generate([prompt_ids[row] for row in rows], *args, **kwargs)
-            return dict(zip(rows, responses, strict=True))
+            # Where the weights are shared out, a rank without rows must write along, and what it writes is dropped.
+            responses, *_ = generate([prompt_ids[row] for row in rows or [0]], *args, **kwargs)
+            return dict(zip(rows, responses, strict=False))
 
         rows = range(len(prompt_ids))
         first = self.accelerator.process_index * len(prompt_ids)  # index of this rank's first row among all ranks

@@ -129,12 +129,11 @@ class ObjectiveMixin:
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         require_no_adapter_inside(self.model)
-        is_sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         prior, reads_prior = self.model, self.objective.reads_prior
         if self.ref_model is not None:
             prior = self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)  # type: ignore[attr-defined]
             require_same_vocabulary(prior.config, self.model.config, "the model")
-            if not reference_given and not is_sharded:
+            if not reference_given and not self.is_sharded:
                 require_same_weights(self.model, prior)
         elif isinstance(self.model, PeftModel):
             require_prior_when_off(self.model)
@@ -147,7 +146,7 @@ class ObjectiveMixin:
             "omega": self.objective.omega,
             "alpha": self.objective.alpha,
             "prior": prior_name if reads_prior else None,
-            "prior_checksum": checksum(prior) if reads_prior and not is_sharded else None,
+            "prior_checksum": checksum(prior) if reads_prior and not self.is_sharded else None,
             "method": type(self).__name__,
         }
         fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
@@ -159,6 +158,11 @@ class ObjectiveMixin:
     def metrics(self) -> Any:
         """Lists of numbers by name, whose means TRL logs."""
         return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # of TRL
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank may hold a part of the weights only, so that all must compute together."""
+        return bool(getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False))
 
     @property
     def trained_omega(self) -> float:
