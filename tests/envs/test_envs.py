@@ -1,5 +1,7 @@
 """Batches of environments: the same contract for EnvPool's and Gymnasium's, how episodes end, and what is refused."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +205,40 @@ def test_envpool_is_not_looked_at_for_ones_own(monkeypatch: pytest.MonkeyPatch) 
     make_envs(tiny("Endless"), 1, 0).close()
 
 
+@pytest.fixture
+def _asked_anew() -> Iterator[None]:
+    """Forget whether EnvPool is here, before the test and after it."""
+    for cached in (names.why_no_envpool, names.envpool_names):
+        cached.cache_clear()
+    yield
+    for cached in (names.why_no_envpool, names.envpool_names):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "envpool_names", lambda: frozenset())
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
     batch = make_envs("CartPole-v1", 1, 0)
     assert batch.backend == "gymnasium"
     batch.close()
     with pytest.raises(UsageError, match="EnvPool is not installed; leave out --backend envpool"):
+        make_envs("CartPole-v1", 1, 0, "envpool")
+    with pytest.raises(UsageError, match="no environment 'Nowhere-v0'.*; EnvPool, which has more of them, is not inst"):
+        make_envs("Nowhere-v0", 1, 0)
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_an_envpool_that_cannot_be_imported_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "envpool.py").write_text("raise ImportError('libOpenGL.so.0: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "envpool")
+    with pytest.warns(
+        UserWarning, match="EnvPool cannot be imported: .*libOpenGL.*; Gymnasium's environments are used"
+    ):
+        make_envs("CartPole-v1", 1, 0).close()
+    with pytest.raises(UsageError, match="EnvPool cannot be imported: .*libOpenGL.*; leave out --backend envpool"):
         make_envs("CartPole-v1", 1, 0, "envpool")
 
 

@@ -162,11 +162,11 @@ EXTRAS = {  # the modules that each extra of the package installs
 
 def doctor() -> dict[str, Any]:
     """Print and return the versions, cores, environments, rendering and extras of this installation."""
-    from repolicy.envs import envpool_names
+    from repolicy.envs import envpool_names, why_no_envpool
 
     facts: dict[str, Any] = {**versions(), "cores": physical_cores()}
     names, library = envpool_names(), renderer()
-    facts["environments"] = "Gymnasium's only (no EnvPool here: slower)"
+    facts["environments"] = f"Gymnasium's only, which are slower: EnvPool {why_no_envpool()}"
     if names:
         facts["environments"] = f"EnvPool's {len(names):,}, and Gymnasium's"
     needed = "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"

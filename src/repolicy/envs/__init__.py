@@ -23,6 +23,7 @@ from repolicy.envs.names import (
     find_session_only,
     make_one_env,
     parse_env_name,
+    why_no_envpool,
     with_decoder,
     with_observed_keys,
     with_observed_keys_of,

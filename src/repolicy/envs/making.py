@@ -51,7 +51,7 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
         parsed, envpool_ids = names.parse_env_name(name), names.envpool_names()
         if parsed.plain not in envpool_ids:
             hint = suggest(parsed.plain, envpool_ids)
-            reason = f"has no {parsed.plain!r}{hint}" if envpool_ids else "is not installed"
+            reason = f"has no {parsed.plain!r}{hint}" if envpool_ids else names.why_no_envpool()
             raise UsageError(f"EnvPool {reason}; leave out --backend envpool to use Gymnasium")
         if parsed.reset_options:
             raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from repolicy.errors import UsageError, in_one_sentence
+from repolicy.errors import UsageError, describe_error, in_one_sentence
 from repolicy.loading import SESSION, load_object, reference_to
 from repolicy.priors import DecoderSpec
 from repolicy.text import suggest
@@ -156,11 +156,26 @@ def _split_options(name: str) -> tuple[str, dict[str, Any]]:
 
 
 @cache
-def envpool_names() -> frozenset[str]:
+def why_no_envpool() -> str:
+    """Return why EnvPool cannot be used here; empty where it can. Warns where it is there and cannot be imported."""
+    if find_spec("envpool") is None:
+        return "is not installed"
     try:
-        import envpool
-    except ImportError:
+        import envpool  # noqa: F401
+    except ImportError as error:
+        why = f"cannot be imported: {describe_error(error)}"
+        warnings.warn(f"EnvPool {why}; Gymnasium's environments are used, which are slower", stacklevel=2)
+        return why
+    return ""
+
+
+@cache
+def envpool_names() -> frozenset[str]:
+    """Return the ids of EnvPool's environments; none where it cannot be used."""
+    if why_no_envpool():
         return frozenset()
+    import envpool
+
     error = getattr(sys.modules.get("envpool.procgen"), "_PROCGEN_IMPORT_ERROR", None)
     if error is not None:  # EnvPool stores this error; its traceback would keep our callers' locals in memory
         error.__traceback__ = None
@@ -215,6 +230,8 @@ def _constructor(name: str) -> Make:
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
         else:
             hint += " (an id that a module of yours registers is MODULE:ID)"
+        if why := why_no_envpool():
+            hint += f"; EnvPool, which has more of them, {why}"
         raise UsageError(f"there is no environment {plain!r}{hint}")
     if str(gymnasium.registry[plain].entry_point).startswith("gymnasium.envs.mujoco") and not find_spec("mujoco"):
         raise UsageError(f"environment {plain!r} needs MuJoCo, which is not installed: pip install 'repolicy[engine]'")
