@@ -230,8 +230,8 @@ def _constructor(name: str) -> Make:
             hint = f"; to make one of your own, name what makes it: {plain}:NAME"
         else:
             hint += " (an id that a module of yours registers is MODULE:ID)"
-        if why := why_no_envpool():
-            hint += f"; EnvPool, which has more of them, {why}"
+            if why := why_no_envpool():
+                hint += f"; EnvPool, which has more of them, {why}"
         raise UsageError(f"there is no environment {plain!r}{hint}")
     if str(gymnasium.registry[plain].entry_point).startswith("gymnasium.envs.mujoco") and not find_spec("mujoco"):
         raise UsageError(f"environment {plain!r} needs MuJoCo, which is not installed: pip install 'repolicy[engine]'")
