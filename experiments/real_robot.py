@@ -17,10 +17,10 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown_table
 from experiments.statistics import mean_and_error
-from repolicy.envs.making import make_envs, match_observation
+from repolicy.envs.making import check_fit, make_envs, match_observation
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
-from repolicy.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums, check_fit
+from repolicy.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums
 from repolicy.files import file_sum
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

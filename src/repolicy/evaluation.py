@@ -26,8 +26,8 @@ from repolicy.envs import (
     Collector,
     EnvLike,
     Envs,
-    HasSpaces,
     Rollout,
+    check_fit,
     env_name,
     make_envs,
     match_observation,
@@ -254,23 +254,6 @@ def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
     """Return the backend; for "auto", that of the environments that a planner among the agents copies."""
     planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
     return next(planners, backend) if backend == "auto" else backend
-
-
-def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
-    """Raise unless the agent's observations and actions fit the environment."""
-    if isinstance(agent, ConditionedPolicy) and agent.observation_size == envs.observation_size + len(agent.dials):
-        raise UsageError(agent.missing_dials_message(what))
-    if not agent.observation_size:  # a `MeanPrior` that was not placed
-        raise UsageError(f"{what} runs as it is, and this needs one that can be copied: customize it, and name the run")
-    if agent.observation_size != envs.observation_size:
-        parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
-        hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""
-        raise UsageError(
-            f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
-            f"{envs.observation_size}{hint}"
-        )
-    if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
-        raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")
 
 
 @torch.no_grad()

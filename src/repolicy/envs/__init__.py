@@ -4,6 +4,7 @@
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos, stack_observations
 from repolicy.envs.making import (
     Spaces,
+    check_fit,
     critic_size,
     make_envs,
     match_observation,

@@ -15,10 +15,10 @@ import numpy as np
 
 from repolicy.envs import names
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
-from repolicy.envs.step import Backend, Envs
+from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
-from repolicy.policies import ActionSpace
+from repolicy.policies import ActionSpace, Agent, ConditionedPolicy
 from repolicy.priors import (
     DecoderSpec,
     MeanPrior,
@@ -177,3 +177,20 @@ def critic_size(name: str, backend: Backend = "auto") -> int:
     keys = names.parse_env_name(name).critic_keys
     groups = probe_env(name, backend, critic=True).groups if keys else {}
     return sum(groups[key] for key in keys)
+
+
+def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
+    """Raise unless the agent's observations and actions fit the environment."""
+    if isinstance(agent, ConditionedPolicy) and agent.observation_size == envs.observation_size + len(agent.dials):
+        raise UsageError(agent.missing_dials_message(what))
+    if not agent.observation_size:  # a `MeanPrior` that was not placed
+        raise UsageError(f"{what} runs as it is, and this needs one that can be copied: customize it, and name the run")
+    if agent.observation_size != envs.observation_size:
+        parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
+        hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""
+        raise UsageError(
+            f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
+            f"{envs.observation_size}{hint}"
+        )
+    if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
+        raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")

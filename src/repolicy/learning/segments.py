@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, DialedEnvs, Envs, make_envs, parse_env_name, staggered_cuts
+from repolicy.envs import Collector, DialedEnvs, Envs, check_fit, make_envs, parse_env_name, staggered_cuts
 from repolicy.errors import FileError, NumericError
-from repolicy.evaluation import check_fit, run_episodes
+from repolicy.evaluation import run_episodes
 from repolicy.learning.multipliers import measure_prior_rewards
 from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward

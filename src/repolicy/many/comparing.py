@@ -21,6 +21,7 @@ from repolicy.envs import (
     Backend,
     Collector,
     EnvLike,
+    check_fit,
     env_name,
     make_envs,
     match_observation,
@@ -31,15 +32,7 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import NumericError, UsageError, check_counts
-from repolicy.evaluation import (
-    ACTIONS,
-    BLOCK_STEPS,
-    Evaluation,
-    check_fit,
-    check_is_agent,
-    resolve_backend,
-    run_episodes,
-)
+from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, resolve_backend, run_episodes
 from repolicy.many.bets import (
     VERDICT_ORDER,
     Verdict,

@@ -19,6 +19,7 @@ from repolicy.envs import (
     Collector,
     EnvLike,
     Rollout,
+    check_fit,
     check_plain,
     env_name,
     make_envs,
@@ -27,7 +28,6 @@ from repolicy.envs import (
     probe_env,
 )
 from repolicy.errors import UsageError
-from repolicy.evaluation import check_fit
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, Tally

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon
-from repolicy.envs import Backend, Rollout, make_envs, probe_env
+from repolicy.envs import Backend, Rollout, check_fit, make_envs, probe_env
 from repolicy.errors import UsageError
-from repolicy.evaluation import EVALUATION_SEED, MAX_ENVS, Evaluation, check_fit, run_episodes
+from repolicy.evaluation import EVALUATION_SEED, MAX_ENVS, Evaluation, run_episodes
 from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from repolicy.addons import addon_names, combine_addons
-from repolicy.envs import Collector, Rollout, make_envs, probe_env
+from repolicy.envs import Collector, Rollout, check_fit, make_envs, probe_env
 from repolicy.errors import NumericError
-from repolicy.evaluation import check_fit
 from repolicy.objective import Objective, Weight, task_reward
 from repolicy.policies import ActionSpace, Agent, Policy, make_policy
 from repolicy.prepare.states import MAX_STATE_SIZE, SKIPPED_STEPS

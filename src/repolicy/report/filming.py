@@ -20,13 +20,13 @@ from repolicy.envs import (
     EnvPoolEnvs,
     Envs,
     GymnasiumEnvs,
+    check_fit,
     env_maker,
     match_observation,
     parse_env_name,
     wrap_decoder,
 )
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.evaluation import check_fit
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import open_agent
 from repolicy.readers.reading import Options
@@ -178,7 +178,7 @@ def _errors_mean_no_renderer() -> Iterator[None]:
 
 @contextmanager
 def _failing_import_means_no_renderer() -> Iterator[None]:
-    """Where no environment can be made because MuJoCo does not load its graphics library, raise the error of that."""
+    """Raise `_NoRendererError` where an environment cannot be made because MuJoCo cannot load its graphics library."""
     try:
         yield
     except UsageError:

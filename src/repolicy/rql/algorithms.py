@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs import Spaces
+from repolicy.envs import Spaces, check_fit
 from repolicy.errors import UsageError
-from repolicy.evaluation import check_fit
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
     ACTIVATION_MODULES,

@@ -18,12 +18,12 @@ from repolicy.envs import (
     Spaces,
     Transitions,
     action_space,
+    check_fit,
     check_reward,
     merge_infos,
     observation_size,
 )
 from repolicy.errors import NumericError, UsageError
-from repolicy.evaluation import check_fit
 from repolicy.objective import Objective, residual, task_reward
 from repolicy.objective_names import check_supported
 from repolicy.policies import Density, Normalizer, Policy, Prior, check_has_log_prob

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from repolicy.addons import Features, LearntWish, wish_request
-from repolicy.envs import Collector, check_plain, make_envs, make_one_env, probe_env, to_env_actions
+from repolicy.envs import Collector, check_fit, check_plain, make_envs, make_one_env, probe_env, to_env_actions
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import EPISODE_CAP, check_fit
+from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies import Agent

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from repolicy.addons import Features, LearntWish, Networks, network_inputs
-from repolicy.envs import Envs, make_envs, match_observation, parse_env_name, to_env_numbers
+from repolicy.envs import Envs, check_fit, make_envs, match_observation, parse_env_name, to_env_numbers
 from repolicy.errors import FileError, UsageError
-from repolicy.evaluation import check_fit
 from repolicy.files import check_shape, file_sum, read_bytes
 from repolicy.policies import Agent
 from repolicy.policies.storage import read, write
