@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig
 from tiny_language import PAIRS, load, weights
 
+from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import kl, residual
@@ -94,3 +95,10 @@ def test_a_dry_run_is_what_the_first_step_logs(build: Callable[..., Any], kind: 
     assert len(shared) > 5
     for name in shared:
         assert found[name] == pytest.approx(logged[name], rel=1e-5, abs=1e-6), name
+
+
+def test_a_dry_run_under_deepspeed_is_refused(build: Callable[..., Any]) -> None:
+    ours = build("dpo")
+    ours.is_deepspeed_enabled = True
+    with pytest.raises(UsageError, match="DeepSpeed"):
+        ours.dry_run()

@@ -125,6 +125,15 @@ def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, m
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
 
 
+def test_the_prior_is_measured_without_its_wrapper(grpo: Callable[..., Any]) -> None:
+    """DeepSpeed's engine, as that of DataParallel, has no `config` of the model inside."""
+    ours, wrapped = (grpo(budget=1.0) for _ in range(2))
+    wrapped.ref_model = torch.nn.DataParallel(wrapped.ref_model)
+    for trainer in (ours, wrapped):
+        trainer.before_first_step()
+    assert ours.memory.values == wrapped.memory.values
+
+
 SHORT = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, written
+from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, weights, written
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.grpo_trainer import split_tensor_dict
@@ -296,6 +296,33 @@ def test_learned_positions_are_counted_as_when_text_is_written(
         for each in (ours.model, *([] if ours.ref_model is None else [ours.ref_model])):
             found = ours._get_per_token_logps_and_entropies(each, ids, attention, 2)[0].sum(1).tolist()
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_vllm_writes_teaches_the_same(
+    build: Callable[..., Any], prior: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for vLLM, which writes the responses that a rollout function gives, and says how likely they are."""
+    responses = [[1, 3, 0], [3, 3, 2, 0], [2, 0], [1, 2, 3, 3]] * 2
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        zeros = [[0.0] * len(ids) for ids in responses]
+        return {"prompt_ids": [[0]] * 8, "completion_ids": responses, "logprobs": zeros}
+
+    class Standing:
+        def __init__(self, **_: Any) -> None: ...
+
+        def sync_weights(self) -> None: ...
+
+        def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
+            likely = [token_log_probs(load(prior), ids, len(ids)) for ids in responses]
+            return prompts, responses, [[[value] for value in row] for row in likely], None
+
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Standing)
+    ours, by_vllm = build("grpo", rollout_func=rollout, max_steps=1), build("grpo", use_vllm=True, max_steps=1)
+    for trainer in (ours, by_vllm):
+        trainer.train()
+    assert not torch.equal(weights(ours), weights(build("grpo")))
+    assert torch.allclose(weights(by_vllm), weights(ours), atol=1e-6)
 
 
 def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.errors import UsageError
 from repolicy.objective import Objective
 
 FLAT_MARGIN = 4.0  # beyond this margin, a pair's gradient is below 2 % of the largest
@@ -44,6 +45,8 @@ def dry_run(trainer: Any) -> dict[str, float]:
 
     With a budget, the prior's own responses are sampled first, as in a run.
     """
+    if trainer.is_deepspeed_enabled:
+        raise UsageError("DeepSpeed holds no weights before training begins: make the dry run without it")
     with _state_preserved(trainer):
         trainer.before_first_step()
         steps = trainer.args.gradient_accumulation_steps
