@@ -137,6 +137,7 @@ def test_each_episode_is_in_the_file() -> None:
 
 def test_the_referee_scores_the_same() -> None:
     """CartPole on EnvPool and on Gymnasium: the same task, other starts."""
+    pytest.importorskip("envpool")
     decent = Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical", hidden=(1,)))
     with torch.no_grad():  # push towards where the pole leans: too simple to last
         decent.network.weights[0].copy_(torch.tensor([[0.0, 0.0, 1.0, 0.0]]))

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ FEWER = {
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
     r"--live|flow\.py|runs/flow|go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|"
-    r"imitated|model_200|report (logs|customized)"
+    r"imitated|model_200|report (logs|customized)" + ("" if find_spec("envpool") else "|Go1Joystick")
 )
 
 

@@ -99,6 +99,7 @@ def test_without_a_past_by_hand(kind: Any) -> None:
 
 def test_action_rate_and_air_time_are_those_of_playground() -> None:
     """EnvPool counts a change of action from 0 on, so its first steps are others. It shows contacts a step later."""
+    pytest.importorskip("envpool")
     rng, rate, air = np.random.default_rng(0), ActionRate(), AirTime(0.02, 0.1)
     with closing(make_envs(GO1 + "?observe=state,privileged_state&feet_air_time_scale=1", 4, 0)) as envs:
         envs.reset()

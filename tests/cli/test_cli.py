@@ -192,8 +192,8 @@ def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.Capture
 
 
 def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    scored = answered(capsys, "evaluate", "hopper", "--episodes", "1")
-    assert scored["file"] == "evaluation-hopper-mean-envpool.json"
+    scored = answered(capsys, "evaluate", "hopper", "--episodes", "1", "--backend", "gymnasium")
+    assert scored["file"] == "evaluation-hopper-mean-gymnasium.json"
     assert Path(scored["file"]).exists()
 
 

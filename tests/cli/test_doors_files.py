@@ -313,13 +313,14 @@ def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytes
     (tmp_path / "theirs").mkdir()
     sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "theirs" / "it.zip")
     words = ["evaluate", str(tmp_path / "theirs" / "it.zip"), "--episodes", "1", "--env", "Pendulum-v1"]
+    words += ["--backend", "gymnasium"]
     scored = answered(capsys, *words)
-    assert scored["file"] == "evaluation-it-Pendulum-v1-mean-envpool.json"
+    assert scored["file"] == "evaluation-it-Pendulum-v1-mean-gymnasium.json"
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]
     # One of the same name elsewhere has a file of its own, and each is written anew by its own policy alone.
     (tmp_path / "other").mkdir()
     shutil.copy(tmp_path / "theirs" / "it.zip", other := tmp_path / "other" / "it.zip")
-    for path, ending in ((other, "other.it.zip-Pendulum-v1-mean-envpool.json"), (words[1], scored["file"])) * 2:
+    for path, ending in ((other, "other.it.zip-Pendulum-v1-mean-gymnasium.json"), (words[1], scored["file"])) * 2:
         again = answered(capsys, words[0], str(path), *words[2:])
         assert again["file"].endswith(ending)
         assert json.loads(Path(again["file"]).read_text())["policy"] == str(path)
@@ -329,4 +330,5 @@ def test_two_functions_of_one_file_have_two_files(tmp_path: Path, capsys: pytest
     Path("mine.py").write_text("def one(seen): return seen[:, :1]\ndef two(seen): return -seen[:, :1]\n")
     for name in ("one", "two"):
         words = ["evaluate", f"mine.py:{name}", "--std", "0.2", "--episodes", "1", "--env", "Pendulum-v1"]
-        assert answered(capsys, *words)["file"] == f"evaluation-mine.py.{name}-Pendulum-v1-mean-envpool.json"
+        found = answered(capsys, *words, "--backend", "gymnasium")["file"]
+        assert found == f"evaluation-mine.py.{name}-Pendulum-v1-mean-gymnasium.json"

@@ -124,6 +124,8 @@ def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics
 )
 def test_episodes_that_only_a_limit_ends_begin_at_times_spread_over_it(name: str, backend: Any, limit: int) -> None:
     """In the second limit's worth of steps, one environment of four ends every quarter."""
+    if backend == "envpool":
+        pytest.importorskip("envpool")
     batch = make_envs(name, 4, 0, backend)
     assert batch.limit == limit
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))

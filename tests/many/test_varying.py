@@ -78,6 +78,7 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
     assert not made.is_constant
     unread = compare_around(GOOD, GOOD, Wired, vary=["reset.wind=0..1"], episodes=2)
     assert "nothing differs between the places" in unread.sentences[-1]
+    pytest.importorskip("envpool")
     with pytest.raises(UsageError, match="resets take no options; leave out --backend envpool"):
         compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
 

@@ -329,6 +329,8 @@ def test_a_weight_that_is_no_number_is_one_sentence(weight):
 
 
 def test_what_envpool_alone_has_is_refused_before_any_trial_and_seen_by_the_part_that_fits():
+    pytest.importorskip("envpool")
+
     def wish(observations, actions, next_observations, info):
         return -np.abs(next_observations[:, 0])
 

@@ -155,6 +155,7 @@ def test_choices_have_a_first_and_a_last(sizes: Any, first: Any, low: list[int],
 
 
 def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
+    pytest.importorskip("envpool")
     for env, size, width in (("HalfCheetah-v4", 17, 6), ("Ant-v5", 105, 8), ("Go1JoystickFlatTerrain-v1", 48, 12)):
         policy = Policy(PolicySpec(size, ActionSpace("continuous", (width,)), hidden=(4,)))
         save_policy(tmp_path / "mine.safetensors", policy, {"request": {"env": env}})

@@ -211,6 +211,7 @@ def test_envpools_playground_tasks_give_the_part_that_fits() -> None:
 def test_playgrounds_go1_walks(real: Any) -> None:
     path = real("mujoco_playground/go1_policy.onnx")
     pytest.importorskip("onnx")
+    pytest.importorskip("envpool")
     found = repolicy.evaluate(path, "Go1JoystickFlatTerrain-v1", 2, addon="energy")
     assert found.lengths.tolist() == [1000, 1000]
     assert 25.0 < found.basic.mean() < 33.0

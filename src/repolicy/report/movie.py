@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from repolicy.envs import envpool_names, parse_env_name
+from repolicy.envs import env_maker, envpool_names, parse_env_name
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
 from repolicy.priors import find_policy, is_plan
@@ -91,7 +91,7 @@ def policy_path(policy: str) -> Path:
 def _check(shot: Shot) -> None:
     env = parse_env_name(shot.env)
     if not env.is_in_gymnasium and env.plain not in envpool_names():
-        raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
+        env_maker(shot.env)  # raises, and says what is like it
     for name, least, most in (("seconds", 0.1, 3600), ("width", 16, 4096), ("height", 16, 4096)):
         if not least <= getattr(shot, name) <= most:
             raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
