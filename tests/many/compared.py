@@ -1,5 +1,6 @@
 """Policies that are compared, and the points of a sweep."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,9 +24,9 @@ def constant(action: float) -> Policy:
     return policy
 
 
-def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0) -> str:
+def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0, addons: Sequence[str] = ()) -> str:
     """Save a policy, and return its path."""
     torch.manual_seed(seed)
     policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
-    save_policy(place, policy, {} if env is None else {"request": {"env": env}})
+    save_policy(place, policy, {} if env is None else {"request": {"env": env, "addons": addons}})
     return str(place)

@@ -135,7 +135,7 @@ def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool)
 
 def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> None:
     few, more = (compare(GOOD, GOOD, QUADRATIC, episodes=episodes).sentences() for episodes in (5, 92))
-    assert few[2:] == ["5 episodes cannot tell (--episodes): even for two equal policies it takes 92 or more"]
+    assert few[2:] == ["--episodes is too low: even two equal policies take 92 or more"]
     assert not more[2:]
 
 
@@ -158,6 +158,18 @@ def test_wishes_decide_too() -> None:
     around = VariedComparison([Place({}, replace(found, rows={"mean": told}))])
     assert around.sentences[0] == "worse, with the mean action, by return; the margin is 1e+09"
     assert not [cell for row in around.tables[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
+
+
+def test_the_wishes_of_both_files_decide_and_a_shared_one_weighs_as_in_the_new_file(tmp_path: Path) -> None:
+    near, same = "tiny_envs:stay_near", "tiny_envs:constant"
+    old = a_file(tmp_path / "old", addons=[f"{near}=2", same])
+    new = a_file(tmp_path / "new", addons=[f"{near}=3"])
+    for files, weight in (((old, new), 3.0), ((new, old), 2.0)):
+        found = compare(*files, episodes=5, trust=True)
+        rows = {row.title: row for row in found.deciding_rows}
+        assert {*rows} == {"return", "stay_near", "constant"}
+        alone = compare(*files, addon=f"{near}={weight}", episodes=5, trust=True).deciding_rows[1]
+        assert rows["stay_near"].old == alone.old
 
 
 def test_without_a_reward_a_wish_decides_alone() -> None:

@@ -35,7 +35,7 @@ class Compare(RunsPolicy):
     not_worse: str = "5%"
     """The loss that is allowed: a share of the old one's mean, or a number in units of the rewards."""
     addon: Repeated = ()
-    """Add-on reward that is compared too; by default the one that the new policy was customized to. Repeatable."""
+    """Add-on reward that is compared too; by default those that either policy was customized to. Repeatable."""
     sampled: bool = False
     """Base the verdict on sampled actions, and only show the mean action."""
     error: float = 0.05

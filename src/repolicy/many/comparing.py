@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.addons import Addon, Wish, addons_from_card, env_from_card, load_addon
+from repolicy.addons import Addon, Wish, addon_names, addons_from_card, env_from_card, load_addon
 from repolicy.envs import (
     Backend,
     Collector,
@@ -157,8 +157,7 @@ class Comparison:
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
         if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
-            few = f"{format_count(self.episodes, 'episode')} cannot tell (--episodes)"
-            lines.append(f"{few}: even for two equal policies it takes {self.fewest_episodes:,} or more")
+            lines.append(f"--episodes is too low: even two equal policies take {self.fewest_episodes:,} or more")
         without_margin = [row.title for row in self.deciding_rows if self.margin.endswith("%") and row.old == 0.0]
         problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
         return [*lines, *(f"{title} {problem}" for title in without_margin)]
@@ -239,7 +238,7 @@ def compare(
         new: the policy that is to replace it.
         env: an id, or a function that makes one environment; by default the one that the files name.
         not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
-        addon: the wish that decides beside the return; by default that of the new policy's file. () is none.
+        addon: the wish that decides beside the return; by default those of both policies' files. () is none.
         sampled: let sampled actions decide, not mean actions; for generative policies they always decide.
         error: the largest probability of a wrong verdict, except for losses that are rare and larger than all seen.
         episodes: the largest number of episodes of each policy, with each kind of action.
@@ -256,7 +255,8 @@ def compare(
     check_counts(episodes=episodes)
     sides, env = open_policies(old, new, env, options, new_options, trust)
     if addon is None:
-        addon = addons_from_card(sides[1].card, sides[1].path, trust)
+        wishes = [wish for side in sides for wish in addons_from_card(side.card, side.path, trust)]
+        addon = tuple({addon_names.split_weight(wish)[0]: wish for wish in wishes}.values())  # the new file's weight
     if not isinstance(addon, Addon):
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
