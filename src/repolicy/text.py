@@ -37,8 +37,8 @@ def parse_number(text: str) -> float:
 
 
 def format_count(number: int, what: str) -> str:
-    """Return `1 episode` or `2 episodes`."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    """Return `1 episode` or `1,000 episodes`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def format_digits(value: float, digits: int) -> str:
