@@ -1,5 +1,6 @@
 """The dial while text is generated: exact where the mixture is, and the same through caches, padding and adapters."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_language import load, perturbed
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
@@ -36,11 +37,18 @@ def followed(found: Any, one: Any, start: int) -> tuple[torch.Tensor, torch.Tens
     return found.sequences[one : one + 1, start:], torch.stack([scores[one] for scores in found.scores])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_generation_follows_the_mixture(prior: Path, count: int) -> None:
+def new_mamba() -> Any:
+    """Return a small model that has a state in place of a key-value cache."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 4, "hidden_size": 8, "state_size": 2, "num_hidden_layers": 1}
+    return MambaForCausalLM(MambaConfig(**sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0)).eval()
+
+
+@pytest.mark.parametrize(("count", "mamba"), [(1, False), (2, False), (1, True)])
+def test_generation_follows_the_mixture(prior: Path, count: int, mamba: bool) -> None:
     """With caches and padded prompts, against plain forward passes of whole texts."""
-    reference = load(prior)
-    models = [perturbed(load(prior), 0.1, seed) for seed in range(count)]
+    reference = new_mamba() if mamba else load(prior)
+    models = [perturbed(copy.deepcopy(reference), 0.1, seed) for seed in range(count)]
     target, anchors = residual(0.25, 0.2), ANCHORS[:count]
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     found = dial(reference, *zip(models, anchors, strict=True), omega=0.25).generate(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from tiny_language import KINDS, first, load, perturbed, weights
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -48,6 +48,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build) -> None:
 
 
 ADAPTER = LoraConfig(target_modules=["q_proj"])
+VIRTUAL_TOKENS = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
 NOISE = {"neftune_noise_alpha": 5.0, "peft_config": ADAPTER}
@@ -95,6 +96,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "temperature is 2.0"),
         ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ("q", BOTH, NOISE, "the prior would get the noise, too"),
+        ("grpo", BOTH, {"peft_config": VIRTUAL_TOKENS}, "PREFIX_TUNING puts virtual tokens before a shorter prompt's"),
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
         ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
@@ -110,6 +112,16 @@ def test_refused(
         more = {"args": more["args"](**settings)}
     with pytest.raises(UsageError, match=words):
         build(kind, objective, **more)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+def test_dropout_is_off_where_a_module_holds_its_share(build: Build, prior: Path, kind: str) -> None:
+    """As the attention of OPT, Granite and Seed-OSS does: TRL turns only the modules of torch off."""
+    model, ids = load(prior), torch.tensor([[0, 1, 2, 3]])
+    model.model.layers[0].self_attn.attention_dropout = 0.9
+    ours = build(kind, model=model, peft_config=ADAPTER).model
+    with torch.no_grad():
+        assert torch.equal(ours.train()(input_ids=ids).logits, ours.eval()(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "q"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig
 from tiny_language import PAIRS, first, load, weights
 from torch.nn.functional import logsigmoid
 
@@ -17,6 +17,7 @@ from repolicy.llm.models import evaluate, generate
 from repolicy.objective import residual
 
 OBJECTIVE = residual(0.3, 0.2)
+VIRTUAL_TOKENS = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 
 
 @pytest.fixture
@@ -28,24 +29,33 @@ def trainer(build: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def policy(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def policy(model: Any, ids: torch.Tensor, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """log policy and log prior after every token of `ids`, from two plain forward passes."""
+    more |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.no_grad():
-        on = model(input_ids=ids).logits
+        on = model(**more).logits[:, -ids.shape[1] :]  # without the virtual tokens of prompt tuning
         with model.disable_adapter():
-            off = model(input_ids=ids).logits
+            off = model(**more).logits
     log_prior = off.log_softmax(-1)
     return q_adapter_log_probs(OBJECTIVE, on - off, log_prior), log_prior
 
 
-def test_without_chi_the_loss_is_decomposed_dpo(trainer: Callable[..., Any]) -> None:
-    ours = trainer(chi=0.0)
+@pytest.mark.parametrize(
+    ("adapter", "more"),
+    [({}, {}), ({"peft_config": VIRTUAL_TOKENS}, {}), ({}, {"position_ids": torch.tensor([[0, 4, 1, 7, 2]])})],
+)
+def test_without_chi_the_loss_is_decomposed_dpo(
+    trainer: Callable[..., Any], adapter: dict[str, Any], more: dict[str, torch.Tensor]
+) -> None:
+    """Also with virtual tokens, and with what else a processor gives the model, such as images."""
+    ours = trainer(chi=0.0, **adapter)
     batch = first(ours, 2)
+    batch |= {name: values[:, : batch["input_ids"].shape[1]] for name, values in more.items()}
     sums = {}
     for side in ("chosen", "rejected"):
         for i, pair in enumerate(PAIRS[:2]):
             ids = torch.tensor([ours.processing_class("." + pair[side] + ".")["input_ids"]])
-            tables = policy(ours.model, ids)
+            tables = policy(ours.model, ids, **{name: values[:, : ids.shape[1]] for name, values in more.items()})
             sums[side, i] = [table[0, :-1].gather(-1, ids[0, 1:, None]).sum() for table in tables]
     rewards = {row: implicit_reward(OBJECTIVE, *parts) for row, parts in sums.items()}
     margins = torch.stack([rewards["chosen", i] - rewards["rejected", i] for i in range(2)])

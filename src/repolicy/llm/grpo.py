@@ -347,7 +347,11 @@ def checked_reward(reward_func: Any) -> Any:
 
 
 def check_sampling(trainer: Any) -> None:
-    """Raise if the final generation options of TRL and transformers change the model's distribution."""
+    """Raise if a response would be scored by another distribution than the one that it is sampled from."""
+    adapter = getattr(trainer.model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        problem = f"{adapter.peft_type.value} puts virtual tokens before a shorter prompt's padding"
+        raise UsageError(f"{problem}, and {SAMPLING_REASON}: use LoRA, or another adapter inside the model")
     options = dict(trainer.args.generation_kwargs or {})
     if not trainer.use_vllm:
         options |= trainer.model._prepare_generation_config(trainer.generation_config)[0].to_dict()

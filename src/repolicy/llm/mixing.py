@@ -115,7 +115,8 @@ class ModelView:
     def logits(self, ids: Tensor, prompt_attention: Tensor | None) -> Tensor:
         """Return next-token logits `[B, V]` after ids `[B, T]`.
 
-        If the cache holds all ids but the last, in the same order of rows, the model reads only the last.
+        If the cache holds all ids but the last, in the same order of rows, the model reads only the last. One with
+        another kind of state, such as Mamba, reads all of them.
         """
         fresh = self.cache is None or not torch.equal(self.cached_ids.to(ids.device), ids[:, :-1])
         attention = torch.ones_like(ids)
@@ -131,7 +132,7 @@ class ModelView:
                 use_cache=True,
                 **{CACHE: None if fresh else self.cache},
             )
-        self.cached_ids, self.cache = ids, outputs[CACHE]
+        self.cached_ids, self.cache = ids, outputs.get(CACHE)
         return outputs.logits[:, -1].float()
 
 

@@ -88,6 +88,13 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.values.update(saved["args"]["values"])
 
 
+def turn_off_dropout(model: Any) -> None:
+    """Set shares of dropout that modules hold as a number to 0: TRL's `disable_dropout` finds only `nn.Dropout`."""
+    for module in model.modules():
+        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+
+
 class ObjectiveMixin:
     """Adds the objective and the prior's identity to a TRL trainer; comes before it in the list of bases."""
 
@@ -129,6 +136,9 @@ class ObjectiveMixin:
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         require_no_adapter_inside(self.model)
+        if self.args.disable_dropout:
+            for network in [self.model] if self.ref_model is None else [self.model, self.ref_model]:
+                turn_off_dropout(network)
         prior, reads_prior = self.model, self.objective.reads_prior
         if self.ref_model is not None:
             prior = self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)  # type: ignore[attr-defined]

@@ -68,10 +68,11 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the mean of Q-Adapter's loss over the pairs. Chosen and rejected responses are halves of a batch."""
-        ids, attention = inputs["input_ids"], inputs["attention_mask"]
+        ids = inputs["input_ids"]
+        arguments = {name: value for name, value in inputs.items() if name != "completion_mask"} | {"use_cache": False}
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(input_ids=ids, attention_mask=attention, use_cache=False, **router)
-        log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
+        outputs = model(**arguments, **router)
+        log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, arguments)
         # Position t predicts token t + 1.
         log_prior, residual, next_ids = log_prior[:, :-1], residual[:, :-1], ids[:, 1:].unsqueeze(-1)
         log_policy = q_adapter_log_probs(self.objective, residual, log_prior).gather(-1, next_ids).squeeze(-1)
@@ -96,11 +97,12 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
             self.metrics[f"rewards/{name}"].append(values.float().mean().item())
 
 
-def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+def residual_q(model: Any, logits: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return log prior and Q_R `[B, T, V]`, given the logits with the adapter on; Q_R is what the adapter adds."""
     with torch.no_grad(), model.disable_adapter():
-        prior_logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits.float()
-    return prior_logits.log_softmax(-1), logits.float() - prior_logits
+        prior_logits = model(**arguments).logits.float()
+    logits = logits[:, -prior_logits.shape[1] :].float()  # prompt tuning puts virtual tokens before the ids
+    return prior_logits.log_softmax(-1), logits - prior_logits
 
 
 class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
