@@ -132,7 +132,7 @@ WINGS = [
     Mutant("llm/models.py", "units.std(ddof=1)", "units.std()", LLM["commands"], "an interval of few prompts that is too narrow"),
     Mutant("llm/before.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
     Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),
-    Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
+    Mutant("llm/q_adapter.py", "logits - prior_logits", "logits", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
     Mutant("llm/q_adapter.py", "if num_items_in_batch is not None:", "if False:", LLM["q_adapter"], "chi weighs the tokens of a short micro-batch more"),
     Mutant("rql/algorithms.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
     Mutant("rql/algorithms.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),

@@ -13,7 +13,15 @@ import trl
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from tiny_language import KINDS, first, load, perturbed, weights
-from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from experiments.llm.toy import new_model
 from repolicy import llm
@@ -51,6 +59,13 @@ ADAPTER = LoraConfig(target_modules=["q_proj"])
 VIRTUAL_TOKENS = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
+BEST = {
+    "load_best_model_at_end": True,
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "eval_steps": 1,
+}
 NOISE = {"neftune_noise_alpha": 5.0, "peft_config": ADAPTER}
 PAIR = {"prompt": ".", "chosen": "e", "rejected": "a"}
 NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion": "e"}
@@ -102,6 +117,8 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
         ("grpo", BOTH, {"budget": 1.0, "budget_samples": 0}, "budget_samples is 0; it must be 1 or more"),
         ("grpo", residual(0.0, 0.2), {"budget": 1.0}, "where the search for omega starts"),
+        ("grpo", BOTH, {"budget": 1.0, **BEST}, "load_best_model_at_end would compare different aims"),
+        ("grpo", BOTH, {"omega_schedule": 0.5, **BEST}, "omega moves in the run"),
         ("grpo", BOTH, {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),
     ],
 )
@@ -112,6 +129,16 @@ def test_refused(
         more = {"args": more["args"](**settings)}
     with pytest.raises(UsageError, match=words):
         build(kind, objective, **more)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+def test_an_encoder_and_decoder_is_refused(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
+    size = len(AutoTokenizer.from_pretrained(prior))
+    sizes = {"vocab_size": size, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path / "t5")
+    with pytest.raises(UsageError, match=r"an encoder-decoder \(t5\), and no causal model"):
+        build(kind, model=model, peft_config=LoraConfig(target_modules=["q"]))
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])

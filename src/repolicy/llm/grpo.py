@@ -29,11 +29,9 @@ from repolicy.objective import Objective
 SAMPLING_REASON = "log-probabilities must be those that were sampled from"
 # Setting -> (required value, reason). With another value the update would not be the gradient of the objective.
 REQUIRED_SETTINGS: dict[str, tuple[Any, str]] = {
-    "temperature": (1.0, SAMPLING_REASON),
-    "top_p": (1.0, SAMPLING_REASON),
+    **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), (1.0, SAMPLING_REASON)),
+    **dict.fromkeys(("min_p", "vllm_structured_outputs_regex", "neftune_noise_alpha"), (None, SAMPLING_REASON)),
     "top_k": (0, SAMPLING_REASON),
-    "min_p": (None, SAMPLING_REASON),
-    "repetition_penalty": (1.0, SAMPLING_REASON),
     "scale_rewards": ("none", "a scaled reward changes what omega and alpha are worth"),
     "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalized"),
     "importance_sampling_level": ("token", "every token has its own advantage"),
@@ -43,8 +41,6 @@ REQUIRED_SETTINGS: dict[str, tuple[Any, str]] = {
     "disable_dropout": (True, SAMPLING_REASON),
     "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
     "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
-    "vllm_structured_outputs_regex": (None, SAMPLING_REASON),
-    "neftune_noise_alpha": (None, SAMPLING_REASON),
     "sync_ref_model": NO_REFERENCE_SYNC,
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
 }
@@ -377,6 +373,8 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig, others: dict[str,
         raise UsageError(f"gamma is {args.gamma}; returns of the whole have no discount; set returns='onward'")
     if args.budget is not None and args.omega_schedule:
         raise UsageError("both omega_schedule and budget move omega; leave out one of them")
+    if args.load_best_model_at_end and (args.omega_schedule or args.budget is not None):
+        raise UsageError("omega moves in the run, so load_best_model_at_end would compare different aims: leave it out")
     for name in ("omega_schedule", "prior_share"):
         if not 0 <= getattr(args, name) < 1:
             raise UsageError(f"{name} is {getattr(args, name)}; it is a share, 0 or greater and below 1")

@@ -87,8 +87,6 @@ def token_rewards(
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
     """Return discounted sums of rewards `[B, T]` from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6)."""
-    if gamma == 1:
-        return rewards.flip(1).cumsum(1).flip(1)
     returns = rewards.clone()
     for t in range(rewards.shape[1] - 2, -1, -1):
         returns[:, t] += gamma * returns[:, t + 1]

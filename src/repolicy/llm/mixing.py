@@ -115,8 +115,7 @@ class ModelView:
     def logits(self, ids: Tensor, prompt_attention: Tensor | None) -> Tensor:
         """Return next-token logits `[B, V]` after ids `[B, T]`.
 
-        If the cache holds all ids but the last, in the same order of rows, the model reads only the last. One with
-        another kind of state, such as Mamba, reads all of them.
+        If the cache holds all ids but the last, in the same order of rows, the model reads only the last.
         """
         fresh = self.cache is None or not torch.equal(self.cached_ids.to(ids.device), ids[:, :-1])
         attention = torch.ones_like(ids)
@@ -132,7 +131,7 @@ class ModelView:
                 use_cache=True,
                 **{CACHE: None if fresh else self.cache},
             )
-        self.cached_ids, self.cache = ids, outputs.get(CACHE)
+        self.cached_ids, self.cache = ids, outputs.get(CACHE)  # None of Mamba, which then reads all ids again
         return outputs.logits[:, -1].float()
 
 
@@ -145,18 +144,13 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, generator: ModelView, others: list[ModelView], coefficients: list[float]) -> None:
         self.generator, self.others, self.coefficients = generator, others, coefficients
         self.attention: Tensor | None = None
-
-    @property
-    def generation_config(self) -> Any:
-        return self.generator.model.generation_config
+        self.generation_config = generator.model.generation_config
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
         """Sample from the mixture. `settings` are those of the model's own `generate`, and override `SAMPLING`."""
-        self.attention = attention_mask
+        self.attention = attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         for view in self.others:
             view.reset_cache()
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
         settings = SAMPLING | settings
         settings["logits_processor"] = [*settings.get("logits_processor", []), self]
         with self.generator.adapter():

@@ -88,11 +88,11 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.values.update(saved["args"]["values"])
 
 
-def turn_off_dropout(model: Any) -> None:
+def turn_off_dropout(*models: Any) -> None:
     """Set shares of dropout that modules hold as a number to 0: TRL's `disable_dropout` finds only `nn.Dropout`."""
-    for module in model.modules():
-        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
-            setattr(module, name, 0.0)
+    for module in [module for model in models if model is not None for module in model.modules()]:
+        held = vars(module)
+        held.update({name: 0.0 for name in held if "drop" in name and isinstance(held[name], float)})
 
 
 class ObjectiveMixin:
@@ -135,10 +135,11 @@ class ObjectiveMixin:
         """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
+        if self.model.config.is_encoder_decoder:
+            raise UsageError(f"the model is an encoder-decoder ({self.model.config.model_type}), and no causal model")
         require_no_adapter_inside(self.model)
         if self.args.disable_dropout:
-            for network in [self.model] if self.ref_model is None else [self.model, self.ref_model]:
-                turn_off_dropout(network)
+            turn_off_dropout(self.model, self.ref_model)
         prior, reads_prior = self.model, self.objective.reads_prior
         if self.ref_model is not None:
             prior = self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)  # type: ignore[attr-defined]

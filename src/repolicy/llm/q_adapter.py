@@ -68,13 +68,12 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the mean of Q-Adapter's loss over the pairs. Chosen and rejected responses are halves of a batch."""
-        ids = inputs["input_ids"]
         arguments = {name: value for name, value in inputs.items() if name != "completion_mask"} | {"use_cache": False}
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
         outputs = model(**arguments, **router)
         log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, arguments)
         # Position t predicts token t + 1.
-        log_prior, residual, next_ids = log_prior[:, :-1], residual[:, :-1], ids[:, 1:].unsqueeze(-1)
+        log_prior, residual, next_ids = log_prior[:, :-1], residual[:, :-1], inputs["input_ids"][:, 1:, None]
         log_policy = q_adapter_log_probs(self.objective, residual, log_prior).gather(-1, next_ids).squeeze(-1)
         log_prior = log_prior.gather(-1, next_ids).squeeze(-1)
         chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
@@ -91,9 +90,8 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
     def _log_rewards(self, chosen: Tensor, rejected: Tensor) -> None:
         """Log the mean rewards of whole responses over all ranks, given those of this rank `[B]`."""
         chosen, rejected = self.accelerator.gather_for_metrics((chosen, rejected))
-        rewards = {"chosen": chosen, "rejected": rejected}
-        rewards |= {"accuracies": chosen > rejected, "margins": chosen - rejected}
-        for name, values in rewards.items():
+        rewards = {"accuracies": chosen > rejected, "margins": chosen - rejected}
+        for name, values in ({"chosen": chosen, "rejected": rejected} | rewards).items():
             self.metrics[f"rewards/{name}"].append(values.float().mean().item())
 
 

@@ -60,19 +60,15 @@ def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], max_
     size = max(1, max_logits // (longest * model.config.get_text_config().vocab_size))
     values: list[float] = []
     for start in range(0, len(rows), size):
-        values += _batch_log_probs(model, rows[start : start + size])
+        batch = rows[start : start + size]  # padded on the right, so that positions count from the first token
+        ids = padded([prompt + response for prompt, response in batch], "right").to(model.device)
+        attention = padded([[1] * len(prompt + response) for prompt, response in batch], "right").to(model.device)
+        mask = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in batch], "right").to(model.device)
+        logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+        logits = logits[:, -ids.shape[1] : -1].float()  # prompt tuning puts virtual tokens before the ids
+        log_probs = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+        values += torch.where(mask[:, 1:] > 0, log_probs, 0.0).sum(1).tolist()
     return values
-
-
-def _batch_log_probs(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Score rows in one forward pass. Padding is on the right, so that positions count from the first token."""
-    ids = padded([prompt + response for prompt, response in rows], "right").to(model.device)
-    attention = padded([[1] * len(prompt + response) for prompt, response in rows], "right").to(model.device)
-    mask = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
-    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
-    logits = logits[:, -ids.shape[1] : -1].float()  # prompt tuning puts virtual tokens before the ids
-    log_probs = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    return torch.where(mask[:, 1:] > 0, log_probs, 0.0).sum(1).tolist()
 
 
 def padded(rows: list[list[int]], side: str, value: int = 0) -> torch.Tensor:
