@@ -106,6 +106,8 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
 def test_one_or_several_are_requests() -> None:
     assert requests_of("height") == requests_of(["height"]) == ("height",)
     assert requests_of(()) == ()
+    with pytest.raises(UsageError, match=r"^0.5 is no add-on: give names"):
+        requests_of((np.abs, 0.5))  # type: ignore[arg-type]
     assert requests_of(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
         "height", "a.py:f", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1",
     )  # fmt: skip

@@ -12,9 +12,9 @@ from tiny_envs import Counter, tiny
 
 import repolicy
 from repolicy.envs import names
-from repolicy.envs.batches import merge_infos
+from repolicy.envs.batches import GymnasiumEnvs, merge_infos
 from repolicy.envs.making import make_envs
-from repolicy.envs.step import numeric_entries, to_env_numbers
+from repolicy.envs.step import numeric_entries, stack_infos, to_env_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 
@@ -225,6 +225,40 @@ def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> 
         make_envs("CartPole-v1", 1, 0, "envpool")
     with pytest.raises(UsageError, match="no environment 'Nowhere-v0'.*; EnvPool, which has more of them, is not inst"):
         make_envs("Nowhere-v0", 1, 0)
+
+
+def test_numbers_in_info_may_have_names_of_any_kind() -> None:
+    steps = stack_infos([merge_infos([{0: 1.0, "hit": 2.0}]), merge_infos([{0: 3.0}])])
+    assert {key: values.tolist() for key, values in steps.items()} == {0: [[1.0], [3.0]], "hit": [[2.0], [0.0]]}
+
+
+class Agents(Counter):
+    """Several agents, each with a space of its own, as in PettingZoo."""
+
+    def observation_space(self, agent: str) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (
+            lambda: gymnasium.vector.SyncVectorEnv([Counter]),
+            "a SyncVectorEnv, which is not one environment",
+        ),
+        (Agents, "a Agents, which is not one environment of one agent"),
+        (lambda: gymnasium.wrappers.NormalizeObservation(Counter()), "statistics that are in no policy's file"),
+        (lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(Counter()), 5), "statistics that are"),
+    ],
+)
+def test_batches_several_agents_and_statistics_that_move_are_refused(make: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        GymnasiumEnvs("mine", 1, 0, make)
+
+
+def test_statistics_that_stay_are_taken() -> None:
+    fixed = gymnasium.wrappers.NormalizeObservation(Counter())
+    fixed.update_running_mean = False
+    assert GymnasiumEnvs("mine", 1, 0, lambda: fixed).reset().shape == (1, Counter().observation_space.shape[0])
 
 
 @pytest.mark.usefixtures("_asked_anew")

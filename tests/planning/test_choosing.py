@@ -46,6 +46,12 @@ def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeyp
     assert mean_reward(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
 
 
+def test_where_no_episode_is_long_the_judge_counts_all_steps(prior, monkeypatch):
+    monkeypatch.setattr(asking, "STEPS", 10)
+    alone = evaluate(prior, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
+    assert mean_reward(prior, prior, CHEETAH, JUDGE) == pytest.approx(alone, rel=1e-4)
+
+
 @pytest.mark.parametrize("best", range(len(CANDIDATES)))
 def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
     wanted = CANDIDATES[best]

@@ -63,6 +63,12 @@ def test_families(family: str) -> None:
     torch.testing.assert_close(one, log_prob[2, 1])
 
 
+@pytest.mark.parametrize("observation", [{"a": np.zeros(3)}, np.zeros(2), 0.0])
+def test_an_observation_that_is_not_laid_out_flat_is_refused(observation: Any) -> None:
+    with pytest.raises(UsageError, match=f"laid out flat; got {type(observation).__name__} of shape"):
+        wild(SPECS["gaussian"]).predict(observation)
+
+
 def test_choices_count_from_0_when_they_are_scored_and_as_the_environment_does_when_they_are_taken() -> None:
     policy = wild(PolicySpec(3, ActionSpace("discrete", (4,), (1.0,)), "categorical", hidden=(8,)))
     observations = torch.randn(64, 3)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from saved_policies import trained
@@ -25,6 +26,11 @@ def test_torch_is_as_it_was_afterwards_also_after_an_error(other_defaults: None)
         fail()
     assert seen == [(torch.float32, torch.device("cpu"))]
     assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float64, torch.device("meta"))
+
+
+def test_what_is_too_small_for_a_float_is_0() -> None:
+    with np.errstate(all="raise"), with_torch_defaults():
+        assert np.exp(np.array([-1e3])).item() == 0.0
 
 
 def test_a_policy_is_read_and_its_dial_turned_as_ever(tmp_path: Path, other_defaults: None) -> None:

@@ -173,6 +173,12 @@ def test_a_result_tells_of_itself_in_one_line(chain: tuple[Result, Result]) -> N
     assert "stopped early" in repr(replace(wish, finished=False))
 
 
+def test_a_run_that_was_stopped_early_has_no_policy_yet(chain: tuple[Result, Result], tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes((chain[0].folder / "run.json").read_bytes())
+    with pytest.raises(FileError, match="has no policy yet: its first segment is not done"):
+        _ = replace(chain[0], folder=tmp_path, finished=False).policy
+
+
 def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     result = chain[1]

@@ -129,15 +129,14 @@ def _call_function(name: str, function: Function | StatefulAddon, rows: Transiti
                 raise UsageError(f"{name} returned None: it has no `return`, or one without a value")
             rewards = np.asarray(returned, np.float64)
         except KeyError as error:
-            keys = ", ".join(sorted(info)) or "nothing"
+            keys = ", ".join(sorted(map(str, info))) or "nothing"
             remedy = "what only some steps tell is read by info.get(NAME, np.zeros(len(actions)))"
             raise UsageError(f"{name} failed: {describe_error(error)}; info has {keys}; {remedy}") from error
     count = len(actions)
     if rewards.shape != (count,):
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
         raise UsageError(f"{name} returned {shape} for {count} transitions, not one number each")
-    if not np.isfinite(rewards).all():
-        wrong = np.flatnonzero(~np.isfinite(rewards))
+    if len(wrong := np.flatnonzero(~np.isfinite(rewards))):
         raise NumericError(
             f"{name} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
             f"next_observations {_preview(after[wrong[0]])} and actions {_preview(actions[wrong[0]])}"
@@ -200,10 +199,9 @@ def load_term(request: str) -> AddonTerm:
         if inspect.isclass(function):
             return AddonTerm(own, StatefulAddon(function), weight)
         reported = getattr(function, "metric", None)
-        if reported is None:
-            return AddonTerm(own, function, weight)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
-        return AddonTerm(own, function, weight, Metric(title, reported, lambda values: values))
+        metric = None if reported is None else Metric(title, reported, lambda values: values)
+        return AddonTerm(own, function, weight, metric)
     name, _, options = addon.partition("(")
     if name not in REGISTERED:
         problem = f"there is no add-on {name!r}{suggest(name, REGISTERED)}"

@@ -23,8 +23,10 @@ def requests_of(wish: Wish) -> tuple[str, ...]:
         if isinstance(each, str):
             name, weight = split_weight(each)
             requests.append(name if parse_number(weight) == 1.0 else each)
-        else:
+        elif callable(each):
             requests.append(reference_to(each))
+        else:
+            raise UsageError(f"{each!r} is no add-on: give names, such as 'height=2', or functions, weighed inside")
     return tuple(requests)
 
 

@@ -17,7 +17,6 @@ from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import suggest
 
-# Options that a run sets itself.
 RESERVED_OPTIONS = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")
 INFO_TYPES = (*NUMBERS, np.bool_)
 
@@ -36,8 +35,7 @@ class EnvPoolEnvs(Batch):
         parsed = parse_env_name(name)
         plain, options = parsed.plain, parsed.options
         if own := next((key for key in RESERVED_OPTIONS if key in options), ""):
-            problem = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
-            raise UsageError(f"{problem}: use --envs and --seed instead")
+            raise UsageError(f"environment {plain!r}: {own!r} is Repolicy's own to set: use --envs and --seed instead")
         if filmed is not None:
             options |= {"render_mode": "rgb_array", "render_width": filmed[0], "render_height": filmed[1]}
         with in_one_sentence(f"environment {name!r} cannot be made", UsageError):
@@ -101,6 +99,7 @@ class GymnasiumEnvs(Batch):
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
         ):
             self._ones = [_One(name, n, make()) for n in range(count)]
+            check_is_one(self.each[0], name)
             self._space, actions = self.each[0].observation_space, self.each[0].action_space
         self.note_spaces(self._space, actions, critic)
         self._check_one_step()
@@ -157,14 +156,23 @@ class GymnasiumEnvs(Batch):
         """Raise if reset or step returns observations of another shape than the space declares."""
         one = self._ones[0]
         one.env.action_space.seed(0)
-        observation = self.call(one.reset, 0)
-        for moment in ("reset", "step"):
-            if moment == "step":
-                observation, *_ = self.call(one.step, one.env.action_space.sample())
+        first, after = self.call(one.reset, 0), self.call(one.step, one.env.action_space.sample())[0]
+        for moment, observation in (("reset", first), ("step", after)):
             returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:
                 problem = f"environment {self.name!r} returns observations of shape {returned} from {moment}"
                 raise RepolicyError(f"{problem}, but its observation space says {declared}")
+
+
+def check_is_one(env: Any, name: str) -> None:
+    """Raise unless it is one environment of one agent, whose observations and rewards keep their scale."""
+    if isinstance(env, gymnasium.vector.VectorEnv) or not isinstance(env.observation_space, spaces.Space):
+        kind = f"environment {name!r} makes a {type(env).__name__}"
+        raise UsageError(f"{kind}, which is not one environment of one agent with Gymnasium's spaces")
+    moving = "update_running_mean"
+    if isinstance(env, gymnasium.Wrapper) and env.has_wrapper_attr(moving) and env.get_wrapper_attr(moving):
+        problem = f"environment {name!r} normalizes by statistics that are in no policy's file"
+        raise UsageError(f"{problem}: leave out NormalizeObservation and NormalizeReward; policy and critic normalize")
 
 
 class _One:
@@ -208,14 +216,10 @@ def merge_infos(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
     Booleans become 1 or 0. (Gymnasium's own function for this takes longer than a step of many environments.)
     """
-    known: dict[str, Any] = {}
-    for info in reversed(infos):
-        known |= info
-    merged = {}
+    merged, known = {}, {key: value for info in reversed(infos) for key, value in info.items()}
     for key, first in known.items():
         if _is_number(first) or any(_is_number(info.get(key)) for info in infos):
-            entries = [info.get(key, 0) for info in infos]
-            values = np.array([entry if _is_number(entry) else 0 for entry in entries])
+            values = np.array([entry if _is_number(entry := info.get(key)) else 0 for info in infos])
             merged[key] = values.astype(np.float64) if values.dtype.kind in "iub" else values
     return merged
 

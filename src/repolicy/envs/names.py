@@ -92,17 +92,14 @@ class EnvName:
 def parse_env_name(name: str) -> EnvName:
     """Return the parts of a name; `HalfCheetah-v4?reset_noise_scale=0.2` has one option, of the constructor."""
     plain, options = _split_options(name)
-    observed_keys, critic_keys = (_split_keys(options.pop(option, "")) for option in OBSERVE_OPTIONS)
+    selected = (str(options.pop(option, "")) for option in OBSERVE_OPTIONS)
+    observed_keys, critic_keys = (tuple(keys.split(",")) if keys else () for keys in selected)
     decoder = None
     if "decoder" in options:
         decoder = DecoderSpec(*(options.pop(field, None) for field in DecoderSpec._fields))
     at_reset = {key: options.pop(key) for key in [*options] if key.startswith(RESET_PREFIX)}
     reset_options = {key.removeprefix(RESET_PREFIX): value for key, value in at_reset.items()}
     return EnvName(plain, options, reset_options, observed_keys, critic_keys, decoder)
-
-
-def _split_keys(value: Any) -> tuple[str, ...]:
-    return tuple(str(value).split(",")) if value != "" else ()
 
 
 def check_plain(name: str, command: str) -> None:

@@ -117,8 +117,7 @@ class Batch:
         final = current = self.flat(observations)
         ended = terminated | truncated
         if ended.any():
-            wrong = np.flatnonzero(ended & ~np.isfinite(final).all(-1))
-            if len(wrong):  # (the collector checks the observations to act on)
+            if len(wrong := np.flatnonzero(ended & ~np.isfinite(final).all(-1))):
                 last = f"environment {wrong[0]} of {self.name!r} ended an episode in an observation"
                 raise NumericError(f"{last} that is not finite")
             current = self.renew(ended, final)
@@ -220,4 +219,4 @@ def shapes(thing: Any) -> Any:
 def stack_infos(infos: list[Info]) -> Info:
     """Return infos as arrays `[T, ...]`, with 0 in steps that lack an entry."""
     zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
-    return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}
+    return {key: np.stack([info.get(key, zeros[key]) for info in infos]) for key in sorted(zeros, key=str)}

@@ -230,10 +230,11 @@ class Policy(nn.Module):
         The action is in the environment's form: the mode if `deterministic`, else a sample. Discrete choices count as
         in the environment, whereas `log_prob` counts them from 0.
         """
-        observations = np.asarray(observation, np.float32)
-        if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
+        shape = np.shape(observation)  # () of a Dict
+        if len(shape) not in (1, 2) or shape[-1] != self.observation_size:
             takes = f"the policy takes observations of {self.observation_size} numbers, one or a row each"
-            raise UsageError(f"{takes}, laid out flat; got an array of shape {observations.shape}")
+            raise UsageError(f"{takes}, laid out flat; got {type(observation).__name__} of shape {tuple(shape)}")
+        observations = np.asarray(observation, np.float32)
         rows = np.atleast_2d(observations)
         actor = self.actor(1, len(rows), None if deterministic else torch.default_generator)
         actions = self.to_environment(actor(rows))

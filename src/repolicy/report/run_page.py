@@ -10,12 +10,12 @@ from pathlib import Path
 from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
 from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, parse_env_name, probe_env
-from repolicy.errors import FileError, RepolicyError
+from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import file_sum
 from repolicy.policies import SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
-from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
+from repolicy.priors import SHIPPED_FOLDER, find_policy, read_policy, restore_decoder, shipped_names
 from repolicy.report import page
 from repolicy.report.learning_curves import learning_section
 from repolicy.report.pieces import (
@@ -53,9 +53,7 @@ def write_report(
     request = folder.load_request()
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
     check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)
-    if not folder.policy.exists():
-        raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    restore_decoder(folder.policy, parse_env_name(request.env).decoder)
+    restore_decoder(find_policy(folder.path), parse_env_name(request.env).decoder)
     saved = read_policy(folder.policy)
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")

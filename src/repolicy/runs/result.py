@@ -47,7 +47,7 @@ class Result:
     @cached_property
     def policy(self) -> Policy:
         """The run's policy: the last one, or a clearly better earlier one (docs/reading-a-report.md)."""
-        return load_policy(RunFolder(self.folder).policy)
+        return load_policy(self.folder)
 
     def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
         """Return the policy between the prior (t = 0) and the run's own (t = 1), without training.
