@@ -17,6 +17,7 @@ from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import suggest
 
+# Options that a run sets itself.
 RESERVED_OPTIONS = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")
 INFO_TYPES = (*NUMBERS, np.bool_)
 

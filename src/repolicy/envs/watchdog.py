@@ -77,7 +77,9 @@ class Watchdog:
 
     def _sentence(self, seconds: float) -> str:
         """Return which call hangs, and the file and line of the calling thread: often the very line that hangs."""
-        env = f"environment {'' if ENV_CALL.index is None else f'{ENV_CALL.index} of '}{ENV_CALL.envs!r}"
+        env = f"environment {ENV_CALL.envs!r}"
+        if ENV_CALL.index is not None:
+            env = f"environment {ENV_CALL.index} of {ENV_CALL.envs!r}"
         frame: FrameType | None = sys._current_frames().get(self._caller)
         place = f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
         return f"{env} in rank {self._rank} has not come back for {seconds:.0f} seconds{place}"

@@ -6,7 +6,6 @@ prompts, with Student's t interval over the prompts (or, for a single prompt, ov
 
 import json
 import math
-from bisect import bisect
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -315,8 +314,11 @@ def _half_width(units: Any) -> float:
     degrees = min(len(units) - 1, 1000)  # beyond that, Student's t is practically Gaussian
     if not degrees:
         return math.inf
-    quantile = bisect(range(13_000_000), -0.05, key=lambda t: -student_t_p_value(t / 1e6, degrees)) / 1e6
-    return quantile * float(units.std(ddof=1)) / math.sqrt(len(units))
+    low, high = 0.0, 13.0  # bisection for the quantile of t
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_t_p_value(middle, degrees) > 0.05 else (low, middle)
+    return high * float(units.std(ddof=1)) / math.sqrt(len(units))
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
