@@ -34,7 +34,7 @@ from repolicy.hosts.measuring import (
 )
 from repolicy.hosts.method import HostRollout, Method
 from repolicy.hosts.sb3 import Unclipped
-from repolicy.hosts.sb3_vec_envs import ModelEnvs
+from repolicy.hosts.sb3_vec_envs import ModelEnvs, flat_observations
 from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import MIN_OBSERVATIONS, SKIPPED_STEPS
@@ -300,7 +300,7 @@ def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape
         model = sb3(env=env, omega=0.0, alpha=0.0)
         model.env.reset()
         seen, *_ = model.env.step(np.zeros((4, 2)))
-        assert model.flat_observations(seen[None])[0].tolist() == [(pixels + 2.0).tolist()] * 4
+        assert flat_observations(model.env, seen[None])[0].tolist() == [(pixels + 2.0).tolist()] * 4
         found = model.prior_observations(seen[None])
         newest = found[..., -2:] if shape[-1] == 2 else found[:, :, -2:]
         assert newest.flatten(2)[0].tolist() == [(pixels + 2.0).tolist()] * 4, "what any prior but its own kind sees"

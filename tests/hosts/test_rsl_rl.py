@@ -234,6 +234,11 @@ def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:
     assert losses == pytest.approx(wanted)
     near, _ = updated(learning_rate=1e-5)
     assert near.optimizer.state_dict()["state"][0]["step"] == near.num_learning_epochs
+    tight, _ = updated(learning_rate=1e-4, desired_kl=1e-9)
+    assert tight.optimizer.state_dict()["state"][0]["step"] == 2
+    tight.method.iteration_metrics()
+    with tight.method.policy_update([], tight.learning_rate, tight._set_learning_rate):
+        assert tight.learning_rate == pytest.approx(1e-4 / 1.5)
 
 
 def test_a_resumed_run_has_its_learning_rate_with_every_version(

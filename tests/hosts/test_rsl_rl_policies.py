@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("rsl_rl")
-from runner_envs import ACTIONS, SIZE
+from runner_envs import ACTIONS, OURS, SIZE
 from runners import POLICY_ACTOR, checkpoint, residual, runner, small_policy
 
 from repolicy.cli.inspection import inspect
@@ -78,3 +78,11 @@ def test_a_checkpoint_does_not_say_which_wishes_its_environment_paid(tmp_path: P
     runner(algorithm=residual(small_policy()), actor=POLICY_ACTOR).save(str(tmp_path / "model_0.pt"))
     facts = inspect(tmp_path / "model_0.pt")
     assert (facts["objective"], facts["add-ons"]) == ("unknown", "unknown")
+
+
+def test_an_actor_of_images_alone_is_measured_and_compared(tmp_path: Path) -> None:
+    sees = {"obs_groups": {"actor": ["camera"], "critic": ["policy", "camera"]}, "actor": {"obs_normalization": False}}
+    runner("cnn", **sees).save(str(tmp_path / "prior.pt"))
+    ours = runner("cnn", {"class_name": OURS, "prior": str(tmp_path / "prior.pt")}, **sees)
+    assert ours.alg.steering.objective.states == 0
+    assert "prior with the mean action" in ours.alg.verdict()

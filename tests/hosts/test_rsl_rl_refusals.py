@@ -153,3 +153,37 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, 
     monkeypatch.setitem(sys.modules, host, None)
     with pytest.raises(UsageError, match=rf"not installed: pip install 'repolicy\[{extra}\]'"):
         __import__(f"repolicy.hosts.{module}")
+
+
+HEAD = {"class_name": "HeteroscedasticGaussianDistribution"}
+
+
+@pytest.mark.parametrize(
+    ("network", "trained", "today", "said"),
+    [
+        ("mlp", HEAD | {"std_type": "log"}, HEAD, "the std_type log, and the actor scalar"),
+        (
+            "mlp",
+            HEAD,
+            {"class_name": "BetaDistribution"},
+            "a HeteroscedasticGaussianDistribution, and the actor",
+        ),
+        ("cnn", {"class_name": "GaussianDistribution"}, None, "the activation tanh, and the actor ELU"),
+    ],
+)
+def test_a_prior_whose_tensors_fit_and_mean_something_else_is_refused(
+    network: str, trained: dict[str, Any], today: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    """The settings beside it name its distribution, where two lists of groups may be one in YAML."""
+    path = str(tmp_path / "model_1.pt")
+    runner(network, actor={"distribution_cfg": trained}).save(path)
+    written = "\n".join(f"    {name}: {value}" for name, value in trained.items())
+    groups = "obs_groups:\n  actor: &id001\n  - policy\n  - camera\n  critic: *id001\n"
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text(
+        f"{groups}actor:\n  activation: tanh\n  distribution_cfg:\n{written}\n"
+    )
+    runner(network, residual(path), actor={"distribution_cfg": trained})
+    other = {"activation": "elu"} if today is None else {"distribution_cfg": today}
+    with pytest.raises(UsageError, match=f"the prior has {said}"):
+        runner(network, residual(path), actor={"distribution_cfg": trained} | other)

@@ -14,11 +14,13 @@ pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from repolicy import Policy
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import HeadPolicy, ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_vec_envs import flat_observations, raw_observations
 from repolicy.priors.opening import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -197,9 +199,66 @@ def test_a_save_that_fails_leaves_the_model_before(tmp_path: Path, monkeypatch: 
 def test_of_stacked_frames_the_newest_is_the_state() -> None:
     env = VecFrameStack(envs(), 3)
     seen = env.reset()
-    np.testing.assert_allclose(
-        residual(env=env, omega=0.0, alpha=0.0).flat_observations(seen[None])[0], seen[:, -3:], rtol=1e-6
-    )
+    np.testing.assert_allclose(flat_observations(env, seen[None])[0], seen[:, -3:], rtol=1e-6)
+
+
+def test_frames_that_were_normalized_before_they_were_stacked_become_raw_ones() -> None:
+    """RL Zoo wraps so. A stack of raw frames has zeros before an episode's first, too."""
+    inside = VecNormalize(envs(), training=False)
+    inside.obs_rms.mean[:], inside.obs_rms.var[:] = (1.0, -1.0, 0.5), (4.0, 0.25, 1.0)
+    normalized, raw = VecFrameStack(inside, 3), VecFrameStack(envs(), 3)
+    for env in (normalized, raw):
+        env.seed(5)
+    seen, wanted = normalized.reset(), raw.reset()
+    for _ in range(9):
+        np.testing.assert_allclose(raw_observations(normalized, seen[None])[0], wanted, atol=1e-6)
+        np.testing.assert_allclose(flat_observations(normalized, seen[None])[0], wanted[:, -3:], atol=1e-6)
+        (seen, *_), (wanted, *_) = (env.step(np.zeros((4, 2))) for env in (normalized, raw))
+
+
+def test_the_critic_of_parameters_predicts_plain_rewards_whoever_takes_them() -> None:
+    theirs, ours = trained(), residual(prior=trained()).learn(64)
+    observations = torch.randn(7, 3)
+
+    def values(of: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return of.policy.predict_values(observations)
+
+    for source, other in ((ours, model(PPO)), (ours, residual(prior=trained())), (theirs, ours)):
+        other.set_parameters(source.get_parameters())
+        torch.testing.assert_close(values(other), values(source))
+
+
+def test_what_custom_objects_name_is_named(tmp_path: Path) -> None:
+    model(omega=0.3, alpha=0.2, prior=trained(), critic_warmup=0).learn(64).save(tmp_path / "ours.zip")
+    again = ResidualPPO.load(tmp_path / "ours.zip", env=envs(), custom_objects={"learning_rate": lambda _: 1e-5})
+    again.learn(64, reset_num_timesteps=False)
+    assert again.policy.optimizer.param_groups[0]["lr"] == 1e-5
+
+
+def test_a_bonus_for_entropy_in_a_model_s_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(ent_coef=0.05).save(tmp_path / "theirs.zip")
+    ResidualPPO.load(tmp_path / "theirs.zip", env=envs(), prior=trained(), omega=0.3, alpha=0.2)
+    assert "ent_coef is 0.05, and alpha pays for the entropy already" in capsys.readouterr().out
+
+
+class Standardizing(FlattenExtractor):
+    """Features that a BatchNorm standardizes, which learns in training mode."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.norm(super().forward(observations))
+
+
+def test_a_verdict_changes_nothing_in_the_policy() -> None:
+    kwargs = {"features_extractor_class": Standardizing}
+    ours = residual(prior=trained(policy_kwargs=kwargs)).learn(32)
+    before = {name: tensor.clone() for name, tensor in ours.policy.state_dict().items()}
+    ours.verdict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.policy.state_dict().items())
 
 
 def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from repolicy.prepare.states import familiarity
 from repolicy.runs import Estimate, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
-TARGET_KL = 3.0 * DESIRED_KL  # an update ends early at this KL, as the engine's does
+TARGET_RATIO = 3.0  # an update ends early at this many times its desired KL, as the engine's does
 REWARD_PARTS = ("task", "prior", "entropy", "states")
 BUDGET_METRICS = ("prior_kl", "below_prior", "below_prior_squares")  # nats a step, estimated from the sampled actions
 ROLLOUT_SUMS = (*REWARD_PARTS, *BUDGET_METRICS, "later", "steps")  # later: reward from ends later than the prior's
@@ -75,6 +75,7 @@ class Method:
 
     critic: NormalizedCritic  # only where `changes_rewards`
     update_kl_sums: Tensor | None = None  # of the last update: KL(old ‖ new) summed over some states, and their number
+    desired_kl: float = DESIRED_KL
     update_kl: float  # the mean KL by `update_kl_sums`; set by `iteration_metrics`
     spending: tuple[dict[str, float], int]  # means of `BUDGET_METRICS`, and the number of steps
     rollout_rewards: RolloutRewards  # set by `reward`
@@ -245,7 +246,7 @@ class Method:
         """
         critic_only = not self.steering.trains_actor
         if learning_rate is not None:
-            learning_rate = adaptive_learning_rate(learning_rate, self.update_kl, DESIRED_KL)
+            learning_rate = adaptive_learning_rate(learning_rate, self.update_kl, self.desired_kl)
             set_learning_rate(max(learning_rate, MIN_WARMUP_LEARNING_RATE) if critic_only else learning_rate)
         with without_gradient(actor if critic_only else ()):
             yield critic_only

@@ -20,9 +20,9 @@ from repolicy.addons import addon_names, combine_addons
 from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
-from repolicy.hosts.method import TARGET_KL, HostRollout, Method, accelerate_std, read_entry
+from repolicy.hosts.method import DESIRED_KL, TARGET_RATIO, HostRollout, Method, accelerate_std, read_entry
 from repolicy.hosts.rsl_rl_envs import RunnerEnvs
-from repolicy.hosts.rsl_rl_networks import PolicyActor, dial_settings, from_repolicy, layers_of, to_repolicy
+from repolicy.hosts.rsl_rl_networks import PolicyActor, dial_settings, flattened, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnerPrior, build_prior
 from repolicy.hosts.steering import (
     Steering,
@@ -100,6 +100,7 @@ class ResidualPPO(PPO):
             self.adapts = "schedule" not in host and not (actor.is_recurrent or critic.is_recurrent)
             host = _default_settings(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
+        self.flat_observations = partial(flattened, groups=actor.obs_groups)
         if self.adapts:
             storage.mini_batch_generator = partial(self._minibatches_until_target_kl, storage.mini_batch_generator)
         self.addon = addon = addon and str(addon)
@@ -108,6 +109,7 @@ class ResidualPPO(PPO):
         if prior is not None:
             self.prior = build_prior(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.method = Method(steering, self.prior, self._add_up)
+        self.method.desired_kl = self.desired_kl or DESIRED_KL
         if customizes:
             for log_std in _log_stds(actor):
                 accelerate_std(self.optimizer, log_std, storage.num_envs * storage.num_transitions_per_env)
@@ -205,7 +207,7 @@ class ResidualPPO(PPO):
             yield batch
             with torch.no_grad():
                 total, states = self._kl_sums(batch.old_distribution_params).tolist()
-            if total > TARGET_KL * states:
+            if total > TARGET_RATIO * self.method.desired_kl * states:
                 return
 
     def save(self) -> dict[str, Any]:
@@ -325,11 +327,6 @@ class ResidualPPO(PPO):
             must = f"must be a tensor of {rewards.numel()} numbers, one an environment"
             raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")
         return value.to(rewards).view_as(rewards)
-
-    def flat_observations(self, observations: Any) -> Tensor:
-        """Return the actor's observation groups side by side, `[..., O]`."""
-        lead = len(observations.batch_size)
-        return torch.cat([observations[group].flatten(lead) for group in self.get_policy().obs_groups], dim=-1)
 
     def _add_up(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all GPUs, in place."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from repolicy.envs import Transitions
 from repolicy.hosts.measuring import EnvStep, Sizes
 from repolicy.hosts.priors import unbounded_actions
+from repolicy.prepare.states import MAX_STATE_SIZE
 
 if TYPE_CHECKING:
     from repolicy.hosts.rsl_rl import ResidualPPO
@@ -22,8 +23,10 @@ class RunnerEnvs:
 
     @property
     def sizes(self) -> Sizes:
+        """The sizes of states and actions; images count as too large for a density."""
         storage = self.algorithm.storage
-        return Sizes(self.states(storage.observations[0]).shape[-1], unbounded_actions(storage.actions_shape[0]))
+        size = self.states(storage.observations[0]).shape[-1] or MAX_STATE_SIZE + 1
+        return Sizes(size, unbounded_actions(storage.actions_shape[0]))
 
     @property
     def wish_weight(self) -> float:

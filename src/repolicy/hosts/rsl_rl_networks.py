@@ -30,6 +30,13 @@ except ImportError:
 GROUP = "dial"  # the observation group with an episode's place on the dials
 
 
+def flattened(observations: Any, groups: list[str]) -> Tensor:
+    """Return observation groups side by side, `[..., O]`; without any, as an actor of images alone has none, O is 0."""
+    lead = observations.batch_size
+    parts = [observations[group].flatten(len(lead)) for group in groups]
+    return torch.cat([torch.empty(*lead, 0, device=observations.device), *parts], -1)
+
+
 class PolicyActor(MLPModel):
     """An rsl_rl actor made of the parts of a policy. A squashed policy gives its actions before tanh.
 

@@ -1,7 +1,9 @@
 """Priors inside rsl_rl: a checkpoint of the runner's own, or any other prior."""
 
 import copy
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.files import read_bytes
 from repolicy.hosts import priors
 from repolicy.hosts.priors import FlatPrior, HostPrior
-from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
+from repolicy.hosts.rsl_rl_networks import PolicyActor, flattened, from_repolicy
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
 from repolicy.priors import find_policy, is_code
@@ -93,14 +95,9 @@ def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> Runne
                 actor.load_state_dict(weights)
                 actor.obs_normalization = False  # moving statistics would change the policy without a gradient
             return runner_prior
-    groups = [*actor.obs_groups]
-
-    def concatenate(observations: Any) -> Tensor:
-        return torch.cat([observations[group] for group in groups], dim=-1)
-
-    width = concatenate(storage.observations).shape[-1]
+    flatten = partial(flattened, groups=[*actor.obs_groups])
     actions = priors.unbounded_actions(storage.actions_shape[0])
-    flat_prior = FlatPrior(priors.open_prior(prior), width, actions, concatenate)
+    flat_prior = FlatPrior(priors.open_prior(prior), flatten(storage.observations).shape[-1], actions, flatten)
     if copy_prior and isinstance(flat_prior.prior, Policy) and not isinstance(actor, PolicyActor):
         gaussian = priors.as_gaussian(flat_prior.prior)
         initial = priors.with_one_std(gaussian)
@@ -113,24 +110,30 @@ def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> Runne
 
 def check_trained_alike(actor: Any, path: Path) -> None:
     """Raise where the settings beside a checkpoint differ from the actor's in what its tensors do not show."""
-    agent, module, groups = agent_settings(path), type(actor.mlp[1]), [*actor.obs_groups]
+    agent, distribution = agent_settings(path), actor.distribution
+    module, groups = type(actor.mlp[1]), [*actor.obs_groups]
     if not agent:
         untold = "does not say which activation its network has, nor which observation groups it saw"
         print(f"ResidualPPO: {path} {untold}: {module.__name__} and {', '.join(groups)}, the actor's, are assumed")
-    groups_setting = agent.get("actor", agent.get("student"))  # a student is of rsl_rl's distillation
-    activation, seen_groups = agent.get("activation"), parse_list(groups_setting or "")
+        return
     remedy = "give the actor the settings in the prior's params/agent.yaml"
-    if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not module:
+    seen = parse_list(agent.get("actor", agent.get("student", "")))  # a student is of rsl_rl's distillation
+    activation = agent.get("activation")
+    if activation and type(resolve_nn_activation(activation)) is not module:
         raise UsageError(f"the prior has the activation {activation}, and the actor {module.__name__}: {remedy}")
-    if groups_setting and [group for group in seen_groups if group in groups] != groups:
-        raise UsageError(
-            f"the prior saw the groups {', '.join(seen_groups)}, and the actor {', '.join(groups)}: {remedy}"
-        )
+    if seen != [""] and [group for group in seen if group in groups] != groups:
+        raise UsageError(f"the prior saw the groups {', '.join(seen)}, and the actor {', '.join(groups)}: {remedy}")
+    kind, kinds = type(distribution).__name__, re.findall(r"\w+Distribution\b", agent["class_names"])
+    if kinds and kind not in kinds:
+        raise UsageError(f"the prior has a {kinds[0]}, and the actor a {kind}: {remedy}")
+    std_type = agent.get("std_type", agent.get("noise_std_type", "scalar"))
+    if std_type != getattr(distribution, "std_type", std_type):
+        raise UsageError(f"the prior has the std_type {std_type}, and the actor {distribution.std_type}: {remedy}")
     for name, default in DEFAULT_RANGES.items():
-        today = getattr(actor.distribution, name, None)
         trained = parse_numbers(agent, name, default)
-        if agent and today is not None and not np.allclose(trained, today, atol=1e-5):
-            raise UsageError(f"the prior has the {name} {trained}, and the actor {[*today]}: {remedy}")
+        today = [*getattr(distribution, name, trained)]
+        if not np.allclose(trained, today, atol=1e-5):
+            raise UsageError(f"the prior has the {name} {trained}, and the actor {today}: {remedy}")
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:

@@ -39,6 +39,8 @@ from repolicy.hosts.sb3_vec_envs import (
     check_seen_alike,
     clipping_of,
     default_settings,
+    flat_observations,
+    raw_observations,
 )
 from repolicy.hosts.steering import (
     Steering,
@@ -58,7 +60,6 @@ from repolicy.text import printable
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
-from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, unwrap_vec_wrapper  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
@@ -130,7 +131,6 @@ class ResidualPPO(PPO):
         customizes = prior is not None and env is not None and has_weight(self._weights)
         self.adapts = customizes and "learning_rate" not in host  # whether the learning rate adapts to the KL
         if customizes:
-            warn_about_entropy_bonus("ent_coef", host)
             env = gymnasium.make(env) if isinstance(env, str) else env
             host = default_settings(env, width, host) | host
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
@@ -171,8 +171,10 @@ class ResidualPPO(PPO):
         self.prior = self._prepared_prior(steering.objective, self.prior)
         self.method = Method(steering, self.prior)
         self.method.normalize_critic(self.policy.value_net, self.policy.value_net)
-        if self.prior is not None and has_weight(steering.objective) and hasattr(self.policy, "log_std"):
-            accelerate_std(self.policy.optimizer, self.policy.log_std, self.n_steps * self.n_envs)
+        if self.prior is not None and has_weight(steering.objective):
+            warn_about_entropy_bonus("ent_coef", {"ent_coef": self.ent_coef})
+            if hasattr(self.policy, "log_std"):
+                accelerate_std(self.policy.optimizer, self.policy.log_std, self.n_steps * self.n_envs)
         if self.position is not None:
             self.method.resume(self.position)
 
@@ -186,10 +188,15 @@ class ResidualPPO(PPO):
         check_env(self.steering.objective, env, self.prior)
         super().set_env(env, force_reset)
 
+    def get_parameters(self) -> dict[str, Any]:
+        """Return parameters as Stable-Baselines3 does, so with a critic of plain rewards."""
+        with self.method.critic_in_rewards():
+            return copy.deepcopy(super().get_parameters())
+
     def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
-        """Set parameters as Stable-Baselines3 does. The critic of a file predicts plain rewards."""
+        """Set parameters as Stable-Baselines3 does, so with a critic of plain rewards."""
         super().set_parameters(load_path_or_dict, exact_match, device)
-        if not isinstance(load_path_or_dict, dict):
+        if not isinstance(load_path_or_dict, dict) or "policy" in load_path_or_dict:
             self.method.resume_critic(None)
 
     def train(self) -> None:
@@ -211,8 +218,7 @@ class ResidualPPO(PPO):
         """Write Stable-Baselines3's zip with the prior's tensors in it. Its own PPO can load the file as well."""
         self.position = self.method.state()
         buffer = io.BytesIO()
-        with self.method.critic_in_rewards():
-            super().save(buffer, exclude, include)
+        super().save(buffer, exclude, include)
         with zipfile.ZipFile(buffer, "a") as archive:
             for name, content in prior_files(self.prior, self.method.density):
                 archive.writestr(name, content)
@@ -239,7 +245,7 @@ class ResidualPPO(PPO):
                 priors.check_same_prior(prior_tensors(options["prior"]), saved.tensors, name, saved.prior_name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
-        named = options.keys()
+        named = options.keys() | options.get("custom_objects", {}).keys()
         if "learning_rate" in named:
             options["adapts"] = False
         moved = {"omega", "alpha", "objective"} - ({"alpha"} if saved.steered_by == "keep" else set())
@@ -290,6 +296,7 @@ class ResidualPPO(PPO):
     def verdict(self) -> str:
         """Run the prior and the present policy; return their rewards, and whether the policy is better."""
         envs = ModelEnvs(self)
+        self.policy.set_training_mode(False)
         text = compare_with_prior(self.method, envs, ModelActor(self, envs))
         self._last_obs, self._last_episode_starts = envs.last_observations, np.ones(envs.count, bool)
         return text
@@ -301,7 +308,7 @@ class ResidualPPO(PPO):
         bootstrap = buffer.rewards.astype(np.float64) - self._task_rewards  # Stable-Baselines3 adds it at time limits
 
         def next_states() -> Tensor:
-            return self.flat_observations(np.concatenate([buffer.observations[1:], self._last_obs[None]]))  # type: ignore[index]
+            return flat_observations(self.env, np.concatenate([buffer.observations[1:], self._last_obs[None]]))  # type: ignore[index]
 
         observations, actions = self.prior_observations(buffer.observations), self.to_tensor(buffer.actions)
         arrays = buffer.log_probs, self._task_rewards, ended, self._limit_values
@@ -316,32 +323,10 @@ class ResidualPPO(PPO):
             key = name.replace("_", "/", 1) if name.startswith(("limit_", "multiplier_")) else f"residual/{name}"
             self.logger.record(key.replace("/reward_", "/"), value)
 
-    def raw_observations(self, observations: Any) -> Any:
-        """Undo the transposed axes and the normalization of observations `[T, N, ...]`."""
-        transposed = unwrap_vec_wrapper(self.env, VecTransposeImage)  # type: ignore[arg-type]
-        if transposed is not None and isinstance(observations, dict):
-            images = {key: np.moveaxis(observations[key], 2, -1) for key in transposed.image_space_keys}
-            observations = observations | images
-        elif transposed is not None:
-            observations = np.moveaxis(observations, 2, -1)
-        normalized = self.get_vec_normalize_env()
-        if normalized is not None and normalized.norm_obs:
-            return normalized.unnormalize_obs(observations)
-        return observations
-
-    def flat_observations(self, observations: Any) -> Tensor:
-        """Return raw observations `[T, N, ...]` as flat vectors `[T, N, O]`; of stacked frames, the newest."""
-        flat = torch.from_numpy(self.raw_observations(observations)).float()
-        stack = unwrap_vec_wrapper(self.env, VecFrameStack)  # type: ignore[arg-type]
-        if stack is not None:
-            axis = 2 if stack.stacked_obs.stack_dimension == 1 else -1
-            flat = flat.chunk(stack.stacked_obs.n_stack, axis)[-1]
-        return flat.flatten(2)
-
     def prior_observations(self, observations: Any) -> Any:
         """Return observations `[T, N, ...]` in the form that the prior takes."""
         if not isinstance(self.prior, ModelPrior):
-            observations = self.raw_observations(observations)
+            observations = raw_observations(self.env, observations)
         found = priors.map_observations(observations, self.to_tensor)
         return found.flatten(2) if isinstance(self.prior, FlatPrior) and not isinstance(found, dict) else found
 

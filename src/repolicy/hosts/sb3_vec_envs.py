@@ -8,12 +8,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, unwrap_vec_normalize, unwrap_vec_wrapper
 from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.measuring import EnvStep, Sizes
-from repolicy.hosts.method import TARGET_KL
+from repolicy.hosts.method import DESIRED_KL, TARGET_RATIO
 from repolicy.hosts.priors import check_squashed, map_observations
 from repolicy.hosts.sb3_policies import check_choices, space_of
 from repolicy.hosts.sb3_priors import ModelPrior
@@ -38,7 +38,7 @@ class ModelEnvs:
         """The sizes of states and actions; observations in a Dict count as too large for a density."""
         space, size = self.env.observation_space, MAX_STATE_SIZE + 1
         if isinstance(space, spaces.Box):
-            size = int(self.model.flat_observations(space.sample()[None, None]).shape[-1])
+            size = int(flat_observations(self.env, space.sample()[None, None]).shape[-1])
         actions = self.model.action_space
         if isinstance(actions, spaces.MultiBinary):  # each switch is a choice of two
             actions = spaces.MultiDiscrete(np.full(actions.shape, 2))
@@ -80,7 +80,7 @@ class ModelEnvs:
         """Return states as flat vectors `[N, O]`; empty ones where they are too large for a density."""
         if self.sizes.observation_size > MAX_STATE_SIZE:
             return torch.empty(self.count, 0)
-        return self.model.flat_observations(self.last_observations[None])[0]
+        return flat_observations(self.env, self.last_observations[None])[0]
 
 
 class ModelActor(ModelPrior):
@@ -92,6 +92,39 @@ class ModelActor(ModelPrior):
 
     def distribution(self, observations: Any) -> Any:
         return super().distribution(self.model_observations())
+
+
+def raw_observations(env: Any, observations: Any) -> Any:
+    """Undo the transposed axes and the normalization of observations `[T, N, ...]`."""
+    transposed = unwrap_vec_wrapper(env, VecTransposeImage)
+    if transposed is not None and isinstance(observations, dict):
+        images = {key: np.moveaxis(observations[key], 2, -1) for key in transposed.image_space_keys}
+        observations = observations | images
+    elif transposed is not None:
+        observations = np.moveaxis(observations, 2, -1)
+    normalized, stack = unwrap_vec_normalize(env), unwrap_vec_wrapper(env, VecFrameStack)
+    if normalized is None or not normalized.norm_obs:
+        return observations
+    if stack is None or unwrap_vec_normalize(stack) is None:
+        return normalized.unnormalize_obs(observations)
+    # Frames were normalized one by one. Those before an episode's first are 0, as they are in a stack of raw ones.
+    frames, axis = frames_of(env, observations)
+    numbers = tuple(range(2, observations.ndim))
+    raw = [normalized.unnormalize_obs(frame) * frame.any(numbers, keepdims=True) for frame in frames]
+    return np.concatenate(raw, axis)
+
+
+def frames_of(env: Any, observations: Any) -> tuple[list[np.ndarray], int]:
+    """Return the frames in stacked observations `[T, N, ...]`, the newest last, and the axis along which they stand."""
+    stack = unwrap_vec_wrapper(env, VecFrameStack)
+    axis = 2 if stack is not None and stack.stacked_obs.stack_dimension == 1 else -1
+    return np.split(observations, 1 if stack is None else stack.stacked_obs.n_stack, axis), axis
+
+
+def flat_observations(env: Any, observations: Any) -> Tensor:
+    """Return raw observations `[T, N, ...]` as flat vectors `[T, N, O]`; of stacked frames, the newest."""
+    frames, _ = frames_of(env, raw_observations(env, observations))
+    return torch.from_numpy(frames[-1]).float().flatten(2)
 
 
 class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
@@ -166,6 +199,6 @@ def default_settings(env: Any, width: int, host: Mapping[str, Any]) -> dict[str,
         "n_epochs": usual.epochs,
         "gamma": usual.gamma,
         "learning_rate": usual.learning_rate,
-        "target_kl": TARGET_KL / 1.5,  # Stable-Baselines3 ends an update at 1.5 times this
+        "target_kl": TARGET_RATIO * DESIRED_KL / 1.5,  # Stable-Baselines3 ends an update at 1.5 times this
         "vf_coef": usual.value_coefficient / 2,  # its loss is the whole squared error, the engine's is half of it
     }
