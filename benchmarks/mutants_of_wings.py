@@ -172,7 +172,7 @@ WINGS = [
     Mutant("hosts/method.py", "2.0 * entropy_gain", "-2.0 * entropy_gain", HELD, "a narrow policy that loses as much by its noise as a wide one"),
     Mutant("hosts/rsl_rl_networks.py", "if self.squashed is None else", "if True else", "tests/hosts/test_squashed.py", "a checkpoint's policy without tanh"),
     Mutant("policies/metadata.py", "checkpoint.get(DIGEST) == actor_digest(weights)", "True", "tests/hosts/test_squashed.py", "a checkpoint's policy beside other weights"),
-    Mutant("hosts/rsl_rl.py", "if total > TARGET_RATIO * self.desired_kl * states:", "if False:", "tests/hosts/test_rsl_rl.py", "an update that never ends early"),
+    Mutant("hosts/rsl_rl.py", "if total > TARGET_RATIO * self.method.desired_kl * states:", "if False:", "tests/hosts/test_rsl_rl.py", "an update that never ends early"),
     Mutant("wishes/keys.py", "REPEATED if key in before else HELD", "REPEATED", KEYS, "a held key that is let go until it repeats"),
     Mutant("wishes/learning_loop.py", "if path.exists():\n                tensors", "if False:\n                tensors", TAKEOVER, "another wish over that of a folder"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),

@@ -133,9 +133,8 @@ class ResidualPPO(PPO):
 
     def compute_returns(self, obs: Any) -> None:
         """Compute rsl_rl's returns from the reformulated rewards."""
-        rewards, returns, values = (
-            part.squeeze(-1) for part in (self.storage.rewards, self.storage.returns, self.storage.values)
-        )
+        st = self.storage
+        rewards, returns, values = (part.squeeze(-1) for part in (st.rewards, st.returns, st.values))
         bootstrap = rewards - self._task_rewards  # rsl_rl adds it at time limits
         self._add_wish_rewards(obs)
         rewards.copy_(self.method.reward(self.rollout(obs)) + bootstrap)
@@ -145,10 +144,9 @@ class ResidualPPO(PPO):
     def _add_wish_rewards(self, obs: Any) -> None:
         """Add the rewards of a wish for the rollout in the storage; `obs` are the observations after it."""
         if self.wish is not None:
-            st = self.storage
-            states = torch.cat([self.flat_observations(st.observations), self.flat_observations(obs).unsqueeze(0)])
-            ended = st.dones.squeeze(-1) > 0
-            self._task_rewards += self.envs.wish_rewards(states[:-1], st.actions, states[1:], ended)
+            rollout, states = self.rollout(obs), self.flat_observations(self.storage.observations)
+            next_states = rollout.next_states()
+            self._task_rewards += self.envs.wish_rewards(states, rollout.actions, next_states, rollout.ended)
 
     def rollout(self, obs: Any) -> HostRollout:
         """Return the rollout in the storage; `obs` are the observations after it."""
@@ -158,10 +156,8 @@ class ResidualPPO(PPO):
             last = self.flat_observations(obs).unsqueeze(0)
             return torch.cat([self.flat_observations(st.observations)[1:], last])
 
-        log_policy, ended = st.actions_log_prob.squeeze(-1), st.dones.squeeze(-1) > 0
-        return HostRollout(
-            st.observations, st.actions, log_policy, self._task_rewards, ended, next_states, self._limit_values
-        )
+        log_policy, ended, task = st.actions_log_prob.squeeze(-1), st.dones.squeeze(-1) > 0, self._task_rewards
+        return HostRollout(st.observations, st.actions, log_policy, task, ended, next_states, self._limit_values)
 
     def update(self) -> dict[str, float]:
         """Run rsl_rl's update, of the critic alone during the warm-up, and then move the weights."""
