@@ -52,7 +52,9 @@ def graph(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
         [helper.make_tensor_value_info("out", kind, None)],
         [
-            numpy_helper.from_array(values if values.dtype in (np.int64, np.bool_) else values.astype("f4"), name)
+            numpy_helper.from_array(
+                values if values.dtype in (np.int64, np.bool_, np.float16) else values.astype("f4"), name
+            )
             for name, values in constants.items()
         ],
     )

@@ -47,6 +47,12 @@ def test_what_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, own: Any, 
         describe(saved(tmp_path / "mine.pth", made | own), options)
 
 
+def test_layers_of_td3_without_its_bounds_are_of_another_script(tmp_path: Path) -> None:
+    bare = {name: each for name, each in squashed("fc_mu").items() if not name.startswith("action_")}
+    with pytest.raises(FileError, match="no policy of a known layout.* file.py:act, or say .*actor=fc1[+]fc2[+]fc_mu"):
+        describe(saved(tmp_path / "mine.pth", bare))
+
+
 def test_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:
     np.savez(tmp_path / "demo.npz", observations=np.zeros((9, 5)), actions=np.zeros((9, 2)))
     with pytest.raises(FileError, match=r"holds demonstrations \(`repolicy imitate .*demo.npz` makes a policy of them"):
@@ -141,24 +147,48 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
-    [("    output: 2.0 * tanh(ACTIONS)\n", "its output is 2.0 [*] tanh"), ("", "layers have different activations")],
+    [
+        ("tanh\n    output: 2.0 * tanh(ACTIONS)", "its output is 2.0 [*] tanh"),
+        ("[tanh, elu]", "layers have different activations"),
+        ("tanh\n    other:\n      activations: elu", "layers have different activations"),
+        ("[]", "its activation is none"),
+        ('""', "its activation is none"),
+    ],
 )
 def test_skrls_other_functions_are_refused(more: str, sentence: str, tmp_path: Path) -> None:
     path = skrls(tmp_path / "agent_1.pt")
-    settings(tmp_path, SKRL.format("true", "tanh" if more else "[tanh, elu]") + more)
+    settings(tmp_path, SKRL.format("true", more))
     with pytest.raises(CannotCopyError, match=sentence):
         describe(path)
 
 
+@pytest.mark.parametrize("name", ["observation_preprocessor", "state_preprocessor"])
+def test_skrls_scaler_has_the_clip_and_the_epsilon_of_its_settings(name: str, tmp_path: Path) -> None:
+    path = skrls(tmp_path / "agent_1.pt")
+    scaler = {"running_mean": torch.zeros(5), "running_variance": torch.full((5,), 4.0)}
+    saved(path, torch.load(path) | {name: scaler})
+    policy = "    activations: tanh\n    output: ACTIONS\nvalue:\n    activations: relu\n"
+    kwargs = "agent:\n  {}_preprocessor_kwargs:\n    clip_threshold: {}\n    epsilon: {}\n"
+    settings(tmp_path, policy + kwargs.format("state", "9.0", "0.5") + kwargs.format("value", "1.0", "2.0"))
+    described = describe(path)
+    assert described.actor.activation == "tanh"
+    assert described.normalizer is not None
+    assert described.normalizer.clip == 9.0
+    assert described.normalizer.scale.tolist() == [0.4] * 5
+    told = any("skrl 2 gives a state_preprocessor to the critic alone" in note for note in described.notes)
+    assert told == (name == "state_preprocessor")
+
+
 def test_skrls_clips_and_its_multivariate_gaussian(tmp_path: Path) -> None:
-    """Which has its variances where torch takes stds: scale_tril=covariance, so exp(2 log_std) is its std."""
+    """Before 2.1.1 it had its variances where torch takes stds."""
     path, usual = skrls(tmp_path / "agent_1.pt"), SKRL.format("true", "tanh") + "    output: ACTIONS\n"
     settings(tmp_path, "    class: MultivariateGaussianMixin\n    clip_actions: true\n" + usual)
     described = describe(path)
     assert any("skrl clips actions to the environment's bounds" in note for note in described.notes)
+    assert any("before skrl 2.1.1 a MultivariateGaussian's std" in note for note in described.notes)
     std = policy_from(described).std
     assert std is not None
-    torch.testing.assert_close(std, torch.tensor([-4.0, 0.0, 2.0]).exp())
+    torch.testing.assert_close(std, torch.tensor([-2.0, 0.0, 1.0]).exp())
     settings(tmp_path, "    class: GaussianMixin\n    clip_mean_actions: true\n" + usual)
     with pytest.raises(CannotCopyError, match="its means are clipped to the environment's bounds"):
         describe(path)

@@ -21,7 +21,6 @@ from repolicy.readers.description import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import LEGACY_MAGIC, GlobalName, ObjectStub, load, read_pickle
 from repolicy.readers.spaces import actions_of, observations_of
-from repolicy.readers.torchscript import _memory
 
 DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them
 
@@ -194,23 +193,6 @@ def test_switches_are_counted_before_they_are_made() -> None:
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
-class Counted(dict[str, Any]):
-    looked = 0
-
-    def values(self) -> Any:
-        Counted.looked += 1
-        return super().values()
-
-
-@pytest.mark.parametrize("last", ["LSTM", "Linear"])
-def test_each_module_is_looked_at_once(last: str) -> None:
-    Counted.looked, module = 0, ObjectStub(GlobalName(f"torch.nn.{last}"), state=Counted())
-    for _ in range(8):
-        module = ObjectStub(GlobalName("mine.Block"), state=Counted(a=module, b=module, c=3))
-    assert _memory(module) == ("LSTM" if last == "LSTM" else "")
-    assert Counted.looked == (8 if last == "LSTM" else 9)
-
-
 def test_lists_of_lists_are_no_numbers() -> None:
     row = [1.0, 2.0]
     assert OPERATIONS["add"]([row, row], {}).tolist() == [2.0, 4.0]

@@ -156,6 +156,26 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
     assert_equal(log_prob(described, obs, raw), normal.log_prob(raw).sum(-1) - slopes)
 
 
+def test_tianshous_policy_without_its_critics_takes_a_std(tmp_path: Path) -> None:
+    body, head, obs = trunk(nn.ReLU), nn.Linear(7, 2), observations(5)
+    state = named("actor.preprocess.model.model", body) | named("actor.last.model", nn.Sequential(head))
+    path = saved(tmp_path / "policy.pth", state)
+    assert describe(path).actions.kind == "discrete"
+    with torch.no_grad():
+        assert_equal(mean(describe(path, Options(std=0.2)), obs), torch.tanh(head(body(obs))))
+
+
+def test_layers_of_tianshous_head_have_its_default_activation(tmp_path: Path) -> None:
+    body, head = trunk(nn.Tanh), mlp((7, 6, 2), nn.ReLU)
+    state = named("actor.preprocess.model.model", body) | named("actor.mu.model", head)
+    path = saved(tmp_path / "policy.pth", state | {"actor.sigma_param": STD.log()[:, None]})
+    with pytest.raises(
+        CannotCopyError, match="its head has layers of relu, tianshou's default, and its other layers tan"
+    ):
+        describe(path)
+    assert describe(path, Options(file_activation="relu")).actor.activation == "relu"
+
+
 # A user's layout ------------------------------------------------------------------------------------------------------
 BOOSTER = "actor=model.actor, log_std=model.logstd, activation=elu"
 
@@ -202,6 +222,8 @@ def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
         dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
     layout = f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3"
     assert_scored(describe(path, Options(layout=layout)), obs, dist)
+    unclipped = describe(path, Options(layout=layout.removesuffix(", clip=3")))
+    assert any("observations are not clipped: if they were, add clip=5" in note for note in unclipped.notes)
     path, _ = booster(tmp_path, obs_rms={"mean": MEAN, "std": STD.new_ones(5)})
     with pytest.raises(UsageError, match="obs_rms has a std and no variance, so that epsilon has no place"):
         describe(path, Options(layout=layout))

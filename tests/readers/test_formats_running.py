@@ -102,7 +102,7 @@ def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("obs", 1, []))
     onnx.save(model, path)
-    with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers"):
+    with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers: write a function"):
         Graph(PolicyFile(path))
 
 
@@ -299,7 +299,7 @@ class ByHand(nn.Module):
 def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
     module, obs = stirred(Around()), observations(5)
     path = script(tmp_path / "policy.pt", module, 5)
-    with pytest.raises(UsageError, match=r"a program, which .*add --trust \(in Python, trust=True\)"):
+    with pytest.raises(UsageError, match=r"its code .*; it is .* a program, .*add --trust \(in Python, trust=True\)"):
         open_policy(path, STD)
     prior = placed(path, 5, 3, trust=True)
     assert not prior.has_memory

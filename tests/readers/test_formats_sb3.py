@@ -30,6 +30,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "PPO": lambda: sb3.PPO,
     "A2C": lambda: sb3.A2C,
     "TRPO": lambda: contrib("TRPO"),
+    "MaskablePPO": lambda: contrib("MaskablePPO"),
     "SAC": lambda: sb3.SAC,
     "TQC": lambda: contrib("TQC"),
 }
@@ -40,14 +41,14 @@ KINDS: dict[str, Callable[[], Any]] = {
     ("kind", "actions"),
     [
         *[(kind, actions) for kind in ("PPO", "A2C") for actions in ("box", "choice", "choices", "switches")],
-        ("TRPO", "box"), ("TRPO", "choice"),
+        ("TRPO", "box"), ("TRPO", "choice"), ("MaskablePPO", "choices"), ("MaskablePPO", "switches"),
     ],
 )  # fmt: skip
 def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: str, tmp_path: Path) -> None:
     model, path = made(KINDS[kind](), tmp_path, actions)
     described = describe(path)
     assert recognized(path) == "sb3"
-    assert described.kind == kind
+    assert described.kind == kind.removeprefix("Maskable")
     assert described.version == sb3.__version__
     assert described.family == ("gaussian" if actions == "box" else "categorical")
     assert_scored(described, obs := observations(5), model.policy.get_distribution(obs))

@@ -168,7 +168,7 @@ def open_policy(reference: Any, options: Options | None = None, trust: bool = Fa
         if file.format == "onnx":
             program = Graph(file)
         else:
-            check_trusted(file, trust)
+            check_trusted(file, trust, str(error))
             program = Script(file)
         notes = f"{error}; it runs as it is", *program.notes
         return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))

@@ -28,14 +28,16 @@ from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
 FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # input types that need a conversion
+RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
 TEST_ROWS = 3  # rows of the batch that tests whether a file keeps rows apart
 
 
-def check_trusted(file: PolicyFile, trust: bool) -> None:
-    """Raise unless the user trusts this TorchScript file, which is a program."""
+def check_trusted(file: PolicyFile, trust: bool, problem: str = "") -> None:
+    """Raise unless the user trusts this TorchScript file, which is a program; `problem` says why it must run."""
     if not trust:
-        why = "TorchScript that cannot be copied, a program, which may do what you may"
-        raise UsageError(f"{file.path} is {why}; if you trust it, add --trust (in Python, trust=True)")
+        why = f"{problem}; it is" if problem else f"{file.path} is"
+        remedy = "if you trust it, add --trust (in Python, trust=True)"
+        raise UsageError(f"{why} TorchScript, a program, which may do what you may; {remedy}")
 
 
 def _check_deterministic(first: Tensor, second: Tensor, path: Path) -> None:
@@ -108,9 +110,8 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
         raise NeedsNoiseError(f"{path} takes noise beside observations, as a generative policy does: {usage}")
     if len(others) != 1:
         takes = f"{len(others)} inputs ({', '.join(others)})" + " beside those of its memory" * bool(memory)
-        remedy = "write a function that runs it and gives the mean actions, and name that as file.py:act"
         noise = f"if one of them is noise, it is a generative policy: {generative_usage('COUNT')}"
-        raise FileError(f"{path} takes {takes}, and a prior takes observations alone: {remedy}; {noise}")
+        raise FileError(f"{path} takes {takes}, and a prior takes observations alone: {RUN_IT}; {noise}")
     candidates = [name for name in outputs if name not in memory.values()]
     if not candidates:
         raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
@@ -121,7 +122,7 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
         if not all(isinstance(number, int) for number in size):
             raise FileError(f"{path} has a memory of a shape that it does not fix, {size}: it cannot be run as it is")
     if len(shape) != 2:
-        raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+        raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers: {RUN_IT}")
     action = min(candidates, key=action_sort_key)
     return GraphSignature(others[0], shape, memory, sizes, action, unused_outputs_note(candidates, action))
 
@@ -215,11 +216,11 @@ def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
     try:
         with suppress_export_warnings():
             module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
-            for tensor in (*module.parameters(), *module.buffers()):
+            tensors = (*module.parameters(), *module.buffers())
+            for tensor in tensors:
                 tensor.requires_grad_(False)
     except (RuntimeError, ValueError, OSError) as error:
         raise FileError(f"{file.path} cannot be loaded by PyTorch: {describe_error(error)[:200]}") from None
-    tensors = (*module.parameters(), *module.buffers())
     return module, next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)
 
 

@@ -133,7 +133,7 @@ def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normali
     available = statistics.keys() if normalized_keys is None else statistics.keys() & {*normalized_keys}
     missing = [key for key in keys if key not in available]
     if missing:
-        raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
+        raise UsageError(f"{path} does not normalize {', '.join(missing)}: export policy and statistics to ONNX as one")
     states = [statistics[key].state for key in keys]
     mean, var = (
         np.concatenate([real_array(state[part]).astype(np.float64).reshape(-1) for state in states])
@@ -186,20 +186,24 @@ SETTING = re.compile(r"^[ \t]+(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
 
 def agent_settings(path: Path) -> dict[str, str]:
-    """Read `params/agent.yaml` of the policy's run; return the text of each setting, or nothing without such a file.
+    """Return the settings in `params/agent.yaml` of the policy's run, or nothing without such a file.
 
-    Of settings with the same name the first counts. A list becomes the text `[a, b]`. The key "class_names" has the
-    names of all classes.
+    Of settings with the same name the first counts. The key "class_names" has the names of all classes.
     """
-    for folder in Path(os.path.abspath(path)).parents[:2]:
-        text = _text_in(folder / "params" / "agent.yaml")
-        if not text:
-            continue
-        pairs = [(name, value.strip("'\"")) for name, value in SETTING.findall(BLOCK_LIST.sub(_inline_list, text))]
-        class_names = " ".join(value for name, value in pairs if name in ("class_name", "class"))
-        settings = {name: value for name, value in reversed(pairs) if value not in ("null", "None")}
-        return settings | {"class_names": class_names}
-    return {}
+    pairs = setting_pairs(path)
+    class_names = " ".join(value for name, value in pairs if name in ("class_name", "class"))
+    settings = {name: value for name, value in reversed(pairs) if value not in ("null", "None")}
+    return settings | {"class_names": class_names} if pairs else {}
+
+
+def setting_pairs(path: Path, section: str = "") -> list[tuple[str, str]]:
+    """Return name and text of each setting in `params/agent.yaml`, or in a section of it; a list is `[a, b]`."""
+    texts = (_text_in(folder / "params" / "agent.yaml") for folder in Path(os.path.abspath(path)).parents[:2])
+    text = next(filter(None, texts), "")
+    if section:
+        found = re.search(rf"^([ \t]*){section}:[ \t]*\n((?:\1[ \t]+\S.*\n?)*)", text, re.M)
+        text = found[2] if found else ""
+    return [(name, value.strip("'\"")) for name, value in SETTING.findall(BLOCK_LIST.sub(_inline_list, text))]
 
 
 def _text_in(file: Path) -> str:

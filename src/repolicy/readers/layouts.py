@@ -101,6 +101,8 @@ TIANSHOU = Layout(
 )  # fmt: skip
 TIANSHOU_HEAD = replace(TIANSHOU, log_std="actor.sigma.model", low=-20.0, high=2.0)
 TIANSHOU_LAST = replace(TIANSHOU, actor="actor.preprocess.model.model+actor.last.model", log_std="", activation="relu")
+TIANSHOU_TD3 = replace(TIANSHOU_LAST, kind="TD3 or DDPG", squashed=True, companions=("actor_old",))
+TIANSHOU_CHOICE = replace(TIANSHOU_LAST, discrete=True, notes=(NO_CRITIC_NOTE,))
 LAYOUTS = (
     CLEANRL_PPO,
     CLEANRL_SAC,
@@ -117,8 +119,7 @@ LAYOUTS = (
     replace(TIANSHOU_HEAD, kind="SAC", squashed=True, activation="relu",
             companions=("critic_old", "critic1_old", "critics_old")),
     replace(TIANSHOU_HEAD, notes=(NO_TRANSFORM_NOTE, NO_CRITIC_NOTE)),
-    replace(TIANSHOU_LAST, kind="TD3 or DDPG", squashed=True, companions=("actor_old",)),
-    replace(TIANSHOU_LAST, discrete=True, notes=(NO_CRITIC_NOTE,)),
+    TIANSHOU_TD3, TIANSHOU_CHOICE,
 )  # fmt: skip
 USER_FIELDS: dict[str, Any] = {
     field.name: field.type for field in itertools.takewhile(lambda field: field.name != "library", fields(Layout))

@@ -15,15 +15,14 @@ from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
-from repolicy.readers.layouts import LAYOUTS, Layout, parse_layout
+from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
     Tensors,
     finite_float32,
     first_names,
-    linear_layer,
     make_normalizer,
     make_perceptron,
-    sequential_layers,
+    named_layers,
     tensors_under,
 )
 from repolicy.readers.pickles import ObjectStub
@@ -49,6 +48,8 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
     match = _find_layout(tensors)
     assert match is not None  # `matches` was asked before
     layout, root = match
+    if layout is TIANSHOU_CHOICE and context.options.std is not None:  # choices have no std
+        layout = TIANSHOU_TD3
     for name in tensors:
         if {*name.removeprefix(root).split(".")[:-1]} & {*RECURRENT_MODULES}:
             raise CannotCopyError(f"the policy has a memory ({name})")
@@ -65,6 +66,8 @@ def _read_by_user_layout(tensors: Tensors, layout: Layout, context: ReadContext)
     context.options = replace(context.options, file_activation=named)
     if "+" in layout.actor:
         context.notes.append(f"between the parts {layout.actor} an activation is assumed")
+    if layout.normalizer and math.isinf(layout.clip):
+        context.notes.append("normalized observations are not clipped: if they were, add clip=5 to --layout")
     return _describe(tensors, layout, "", context.activation("", ""), context)
 
 
@@ -111,6 +114,7 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
     return (
         (not layout.log_std or std in tensors or bool(tensors_under(tensors, std)))
         and (not layout.companions or not all_modules.isdisjoint(layout.companions))
+        and (not layout.scale or f"{root}{layout.scale}_scale" in tensors)
         and (not layout.modules or policy_modules <= {*layout.modules})
         and (not layout.roots or {*root.split(".")} <= {*layout.roots, ""})
     )
@@ -120,7 +124,10 @@ def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, cont
     """Read the parts of the policy that a layout names below a root."""
     layers: list[HiddenLayer] = []
     for name in layout.actor.split("+"):
-        layers += _layers(tensors, f"{root}{name.strip()}")
+        part = named_layers(tensors, f"{root}{name.strip()}")
+        if layout.library == "tianshou" and layers and part[1:] and activation != "relu":
+            raise CannotCopyError(f"its head has layers of relu, tianshou's default, and its other layers {activation}")
+        layers += part
     actor = make_perceptron(layers, None, activation)
 
     std = None
@@ -154,13 +161,6 @@ def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...],
     return tuple(map(float, shift - scale)), tuple(map(float, shift + scale))
 
 
-def _layers(tensors: Tensors, name: str) -> list[HiddenLayer]:
-    """Return one linear layer, or the layers of a Sequential."""
-    if f"{name}.weight" in tensors:
-        return [HiddenLayer(linear_layer(tensors, name))]
-    return sequential_layers(tensors, name)
-
-
 def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     """Read the std of `width` actions: one tensor for all states, or a linear layer."""
     name = f"{root}{layout.log_std or layout.std}"
@@ -173,7 +173,7 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
             raw = np.broadcast_to(raw, width)
         std, count = Std("vector", raw, link, layout.low, layout.high), len(raw)
     else:
-        layers = _layers(tensors, name)
+        layers = named_layers(tensors, name)
         if len(layers) != 1:
             raise CannotCopyError(f"its std has a network of its own, {name}")
         head = layers[0].linear

@@ -148,7 +148,7 @@ def _gemm(inputs: list[Any], attributes: Attributes) -> TracedValue | None:
     value, weight, bias = [*inputs, None][:3]
     if weight.ndim != 2 or attributes.get("transA", 0):
         return None
-    weight = (weight if attributes.get("transB", 0) else weight.T) * np.float64(attributes.get("alpha", 1.0))
+    weight = _apply("mul", weight if attributes.get("transB", 0) else weight.T, attributes.get("alpha", 1.0))
     bias = np.zeros(1) if bias is None else bias.reshape(-1) * attributes.get("beta", 1.0)
     if bias.size not in (1, len(weight)):
         return None

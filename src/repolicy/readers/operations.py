@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.readers.chain import Chain, Step, fuse_product
-from repolicy.readers.description import Array
+from repolicy.readers.description import Array, CannotCopyError
 
 
 @dataclass(eq=False)
@@ -158,7 +158,9 @@ def _fold_constants(fold: Callable[[Any, Any], Any], first: Array, second: Array
 
 
 def _array(value: Any) -> Array:
-    """Return a constant in double precision. Refuse nested lists: a few lines of code can make them of any size."""
+    """Return a constant in double precision. Refuse half precision, and nested lists: these can be of any size."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float16:
+        raise CannotCopyError("it computes in half precision")
     if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
         raise ValueError("a list of no numbers stands where an array is expected")
     return np.asarray(value, np.float64)
@@ -210,7 +212,7 @@ OPERATIONS: dict[str, Operation] = {
     "layer_norm": _layer_norm,
     "clamp": _clamp,
     "clip": _clamp,
-    "hardtanh": _clamp,
+    "hardtanh": lambda args, _: _clamp([args[0], *(args[1:3] or (-1.0, 1.0))], {}),
     "slice": _slice,
     "chunk": _chunk,
     "unflatten": _unflatten,
@@ -225,6 +227,7 @@ OPERATIONS: dict[str, Operation] = {
     "sqrt": _on_constant(np.sqrt),
     "to": _cast,
     "contiguous": lambda args, _: args[0],
+    "flatten": lambda args, _: args[0] if args[1:] in ([1], [1, -1]) else None,
     "detach": lambda args, _: args[0],
     "dropout": lambda args, _: args[0] if args[2:3] == [False] else None,
 }

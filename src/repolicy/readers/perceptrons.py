@@ -82,6 +82,12 @@ def sequential_layers(tensors: Tensors, prefix: str) -> list[HiddenLayer]:
     return layers
 
 
+def named_layers(tensors: Tensors, name: str) -> list[HiddenLayer]:
+    """Return one linear layer, or the layers of a Sequential."""
+    is_one = f"{name}.weight" in tensors
+    return [HiddenLayer(linear_layer(tensors, name))] if is_one else sequential_layers(tensors, name)
+
+
 def _number(module: str) -> int:
     return int(module) if module.isdigit() else -1
 

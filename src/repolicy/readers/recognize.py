@@ -30,7 +30,7 @@ KNOWN_LIBRARIES = (
     "Stable-Baselines3's, rsl_rl's, skrl's, RLlib's, CleanRL's, TorchRL's, rl_games's, tianshou's and Brax's, ONNX and "
     "TorchScript"
 )
-EXPORT_HINT = "export it to ONNX or TorchScript, which run as they are"
+EXPORT_HINT = "export it to ONNX or TorchScript, which run as they are, or write a function that runs it, file.py:act"
 CHANGED_NOTE = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 # The reader of each format. Among files that PyTorch or pickle wrote, the first reader that matches is taken.
 CHECKPOINT_READERS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "rllib": rllib, "brax": brax, "mapped": mapped}

@@ -33,6 +33,7 @@ from repolicy.readers.perceptrons import (
     first_names,
     linear_layer,
     make_perceptron,
+    named_layers,
     sequential_layers,
     tensors_of,
     tensors_under,
@@ -219,7 +220,7 @@ def _actor_critic_parts(model: SavedModel, context: ReadContext) -> Parts:
     hidden = [*model.layers("mlp_extractor.shared_net"), *model.layers("mlp_extractor.policy_net")]
     output = linear_layer(model.tensors, "action_net")
     std = None
-    if model.has_switches:
+    if model.has_switches and len(output.bias) == model.actions.width:  # MaskablePPO itself has both logits
         output = _switch_logits(output)
     elif model.actions.kind == "continuous":
         raw = model.tensors["log_std"]
@@ -240,7 +241,7 @@ def _switch_logits(switches: Linear) -> Linear:
 def _sac_parts(model: SavedModel, _: ReadContext) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
     names = model.tensors
-    output = linear_layer(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
+    [output] = (layer.linear for layer in named_layers(names, "actor.mu"))
     actor = make_perceptron(model.layers("actor.latent_pi"), output, model.activation("relu"))
     if "actor.log_std" not in names:
         return Parts(actor, Std("head", linear_layer(names, "actor.log_std"), low=-20.0, high=2.0), squashed=True)
@@ -264,11 +265,7 @@ def _td3_parts(model: SavedModel, context: ReadContext) -> Parts:
 def _ars_parts(model: SavedModel, context: ReadContext) -> Parts:
     """Read ARS: the user gives the std. A linear policy of sb3-contrib 1.x names its layer without a number."""
     squashed = bool(model.settings.get("squash_output", model.class_name != "ARSLinearPolicy"))
-    if "action_net.weight" in model.tensors:
-        layers = [HiddenLayer(linear_layer(model.tensors, "action_net"))]
-    else:
-        layers = sequential_layers(model.tensors, "action_net")
-    actor = make_perceptron(layers, None, model.activation("relu"))
+    actor = make_perceptron(named_layers(model.tensors, "action_net"), None, model.activation("relu"))
     if model.actions.kind == "discrete":
         return Parts(context.with_temperature(actor))
     return Parts(actor, context.std(model.actions.width), squashed=squashed)

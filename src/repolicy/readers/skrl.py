@@ -4,12 +4,13 @@ The layers are taken in the order in which the model registered them. skrl's own
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import ReadContext, agent_settings, parse_list, parse_numbers
+from repolicy.readers.context import ReadContext, agent_settings, parse_list, parse_numbers, setting_pairs
 from repolicy.readers.description import CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
 from repolicy.readers.perceptrons import (
     finite_float32,
@@ -22,14 +23,15 @@ from repolicy.readers.perceptrons import (
 
 LIBRARY = "skrl"
 PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
-EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
 LOG_STD = "log_std_parameter"
 OUTPUT_NOTE = (
-    "the file does not say whether the mean goes through a function after its last layer, such as tanh, or whether the "
-    "log-std is kept within other bounds than -20 and 2: neither is assumed (params/agent.yaml would say it; export a "
-    "policy with such a function to ONNX or TorchScript)"
+    "the file does not say whether the mean goes through a function after its last layer, such as tanh, whether the "
+    "log-std is kept within other bounds than -20 and 2, or statistics are clipped elsewhere than at 5: none of it is "
+    "assumed (params/agent.yaml would say it; export a policy with such a function to ONNX or TorchScript)"
 )
 UNCLIPPED_NOTE = "skrl clips actions to the environment's bounds, which are not in the file: this copy does not"
+VARIANCE_NOTE = "before skrl 2.1.1 a MultivariateGaussian's std was the square of the one that is taken here"
+CRITIC_NOTE = "skrl 2 gives a state_preprocessor to the critic alone: if skrl 2 wrote the file, add --vecnormalize none"
 COMPANIONS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
@@ -49,17 +51,16 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     if not names or (LOG_STD not in tensors and not deterministic):
         raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {first_names(tensors)}")
     agent = agent_settings(context.path)
-    activation = context.activation("elu", LIBRARY, _activation(agent))
+    activation = context.activation("elu", LIBRARY, _activation(context.path))
     actor = make_perceptron([HiddenLayer(linear_layer(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
         std = context.std(width)
     else:
-        raw, (low, high) = finite_float32(tensors[LOG_STD].reshape(-1), LOG_STD), _limits(agent)
-        # skrl's MultivariateGaussian passes variances where torch takes stds
-        power = 2.0 if "MultivariateGaussian" in agent.get("class_names", "") else 1.0
-        std = Std("vector", power * raw, "exp", power * low, power * high)
-    statistics = context.statistics(actor.width, _normalizer(checkpoint))
+        std = Std("vector", finite_float32(tensors[LOG_STD].reshape(-1), LOG_STD), "exp", *_limits(agent))
+    if "MultivariateGaussian" in agent.get("class_names", ""):
+        context.notes.append(VARIANCE_NOTE)
+    statistics = context.statistics(actor.width, _normalizer(checkpoint, context))
     if agent.get("clip_mean_actions", "").lower() == "true":
         raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
     if agent.get("clip_actions", "").lower() == "true":
@@ -68,21 +69,19 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         context.notes.append(OUTPUT_NOTE)
     elif agent["output"] != "ACTIONS":
         raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
-    version = "2" if "observation_preprocessor" in checkpoint else ""
-    kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
+    version, kind = "2" * (PREPROCESSORS[0] in checkpoint), "TD3 or DDPG" if deterministic else "Gaussian policy"
     return PolicyDescription(
         LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics
     )
 
 
-def _activation(agent: dict[str, str]) -> str | None:
-    """Return the activation in the run's settings; refuse different activations per layer."""
-    if "activations" not in agent:
-        return None
-    names = {*parse_list(agent["activations"])}
+def _activation(path: Path) -> str | None:
+    """Return the activation in the run's settings; refuse different activations per layer, and none."""
+    pairs = setting_pairs(path, "policy")
+    names = {each for name, value in pairs if name == "activations" for each in parse_list(value)}
     if len(names) > 1:
         raise CannotCopyError("its layers have different activations")
-    return names.pop()
+    return (names.pop() or "none") if names else None
 
 
 def _limits(agent: dict[str, str]) -> tuple[float, float]:
@@ -93,11 +92,17 @@ def _limits(agent: dict[str, str]) -> tuple[float, float]:
     return low, high
 
 
-def _normalizer(checkpoint: dict[str, Any]) -> Normalizer | None:
+def _normalizer(checkpoint: dict[str, Any], context: ReadContext) -> Normalizer | None:
+    """Return the scaler of the policy's observations, with the clip and the epsilon of the run's settings."""
     for name in PREPROCESSORS:
         statistics = tensors_of(checkpoint.get(name) or {})
         if "running_mean" in statistics and "running_variance" in statistics:
-            deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
+            if name == "state_preprocessor" and context.options.vecnormalize is None:
+                context.notes.append(CRITIC_NOTE)
+            sections = [setting_pairs(context.path, f"{section}_kwargs") for section in (name, "state_preprocessor")]
+            given = dict(sections[0] or sections[1])
+            [clip], [epsilon] = parse_numbers(given, "clip_threshold", "5"), parse_numbers(given, "epsilon", "1e-8")
+            deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + epsilon
             count = float(statistics.get("current_count", np.float64(0.0)))
-            return make_normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, count)
+            return make_normalizer(statistics["running_mean"].astype(np.float32), deviation, clip, count)
     return None

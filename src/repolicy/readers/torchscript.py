@@ -15,7 +15,6 @@ from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle
 from repolicy.readers.zips import read_zip_entry
 
-RECURRENT_CLASSES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
 MAX_EXPRESSIONS = 20_000  # evaluated in one file
 
@@ -27,11 +26,8 @@ def matches(names: list[str]) -> bool:
 
 def read(archive: zipfile.ZipFile, context: ReadContext) -> PolicyDescription:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
-    module = read_torch_pickle(archive, "data")
-    if memory := _memory(module):
-        raise CannotCopyError(f"the policy has a memory ({memory})")
     code = _Code(archive, find_root(archive), read_torch_pickle(archive, "constants"))
-    chain = _trace(code, module).chain
+    chain = _trace(code, read_torch_pickle(archive, "data")).chain
     found, _ = recognize(chain, _width(chain))
     return complete(found, "TorchScript", "", context)
 
@@ -48,19 +44,6 @@ def _trace(code: "_Code", module: Any) -> TracedValue:
     if not isinstance(result, TracedValue):
         raise CannotCopyError("its code does not return one array of actions")
     return result
-
-
-def _memory(module: Any) -> str:
-    """Return the class of a recurrent layer among the modules, or an empty text."""
-    stack, visited = [module], set[ObjectStub]()
-    while stack:
-        part = stack.pop()
-        if isinstance(part, ObjectStub) and part not in visited:
-            if part.last in RECURRENT_CLASSES:
-                return part.last
-            visited.add(part)
-            stack += part.state.values()
-    return ""
 
 
 def _width(chain: Chain) -> int:
