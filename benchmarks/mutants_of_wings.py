@@ -59,7 +59,7 @@ WINGS = [
     Mutant("planning/scoring.py", "discount**steps * values", "discount ** (steps - 1) * values", SAMPLING, "a plan's end discounted one step too little"),
     Mutant("planning/scoring.py", "(centers if closed else centers[:, :1])", "centers", SAMPLING, "an open loop that is closed"),
     Mutant("planning/scoring.py", "+ score.omega * log_ratio", "- score.omega * log_ratio", SAMPLING, "sign of log prior in a plan"),
-    Mutant("planning/scoring.py", "rewards[has_ended] = rewards.min() -", "rewards[has_ended] = 0.0 *", PLANNER, "an end as a way out"),
+    Mutant("planning/scoring.py", "rewards[has_ended[:-1]] = rewards.min() -", "rewards[has_ended[:-1]] = 0.0 *", PLANNER, "an end as a way out"),
     Mutant("planning/scoring.py", "min(0.0, float(values.min()))", "0.0", PLANNER, "an end that saves a plan a bad value"),
     Mutant("planning/scoring.py", "total[failed] = -np.inf", "pass", PLANNER, "what broke down counts"),
     Mutant("planning/planner.py", "noise[:, 0] = -plans", "noise[:, 0] = 0.0", SAMPLING, "the prior's own plan does not compete"),

@@ -128,6 +128,11 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         save_planner(made, tmp_path / "plan")
 
 
+def test_more_than_memory_holds_is_one_sentence(tmp_path, capsys):
+    words = ["halfcheetah", "--addon", "hind_leg", *FEW, "--samples", "9999999999999", "--out", str(tmp_path / "plan")]
+    assert "not enough memory (Unable to allocate" in failed(capsys, "plan", *words, codes=(1,))
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

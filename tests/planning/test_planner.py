@@ -164,6 +164,15 @@ def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     assert not broken.weights[0, ~stays].any()
 
 
+def test_an_episode_of_one_step_is_planned_by_what_this_step_earns():
+    draws = np.random.default_rng(0).standard_normal((1, 50, 1, 1))
+    x, plans = np.array([[1.0]], np.float32), np.zeros((1, 1, 1))
+    made = [planner(samples=50, horizon=1, model=LinearModel(edge=edge)) for edge in (np.inf, -1.0)]
+    free, ended = (replace(each, score=replace(each.score, value=None)).candidates(x, plans, draws) for each in made)
+    assert ended.weights == pytest.approx(free.weights)
+    assert free.scores.std() > 0.1
+
+
 def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():
     rewards, none = np.ones((AHEAD + 4, 2)), np.zeros((AHEAD + 4, 2), bool)
     ages = np.arange(AHEAD + 4)[:, None] + [1, 1]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ import repolicy
 from repolicy import evaluation
 from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.cli.main import main
-from repolicy.envs.batches import GymnasiumEnvs, clone_env
+from repolicy.envs.batches import GymnasiumEnvs, clone_env, copy_env
 from repolicy.errors import UsageError
 from repolicy.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.exact import MDP, evaluate, solve_residual
@@ -60,6 +61,45 @@ class Process(gymnasium.Env[Any, Any]):
 
 class SureProcess(Process):
     transitions = SURE
+
+
+class FromFive(SureProcess):
+    """The same, whose choices are 5 and 6."""
+
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def step(self, action):
+        return super().step(action - 5)
+
+
+class OwnRandomness(Process):
+    """The same, with generators of its own."""
+
+    def reset(self, *, seed=None, options=None):
+        self.own, self.old, self.plain = np.random.default_rng(0), np.random.RandomState(0), Random(0)
+        return super().reset(seed=seed)
+
+
+class Brittle(gymnasium.Env[Any, Any]):
+    """One goes up or down. Below −0.5 an episode ends, and a step more is an error; above 0.5 nothing is a number."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0.0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.at >= -0.5, "it is over"
+        self.at += float(action[0])
+        seen = np.array([self.at if self.at < 0.5 else np.nan], np.float32)
+        return seen, 0.0, self.at < -0.5, False, {}
+
+
+def height(observations, actions, next_observations, info):
+    return next_observations[..., 0]
 
 
 class DictProcess(SureProcess):
@@ -124,6 +164,17 @@ def test_the_root_decides_as_the_exact_residual_policy(omega, alpha, sign):
 
 def test_so_it_does_where_observations_have_parts_in_another_order():
     assert off_by(planner(DictProcess, 0.9, 0.3, 1.0, 1_000), DictProcess, 0.9, 0.3, 1.0) < 1e-3
+
+
+def test_a_wish_sees_choices_in_the_numbers_of_the_environment():
+    """Though the prior, as those of other libraries, does not know that they begin at 5."""
+
+    def from_five(observations, actions, next_observations, info):
+        assert (actions >= 5).all()
+        return wish(1.0)(observations, actions - 5, next_observations, info)
+
+    made = planner(FromFive, 0.9, 0.3, 1.0, 1_000, addon=Addon((AddonTerm("wish", from_five),)))
+    assert off_by(made, FromFive, 0.9, 0.3, 1.0) < 1e-3
 
 
 def test_so_it_does_where_there_is_chance():
@@ -281,6 +332,31 @@ def test_copies_plan_what_mujocos_batches_plan(prior, wish):
     assert all(
         np.array_equal(*pair) for pair in zip(before, [env.unwrapped.data.qpos for env in envs.each], strict=True)
     )
+
+
+def test_copies_are_not_stepped_beyond_their_end_and_those_that_break_down_do_not_count():
+    made = repolicy.plan(
+        Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)))),
+        height, env=f"{__name__}:Brittle", omega=0.1, states=0.0, search=replace(SEARCH, samples=50),
+    )  # fmt: skip
+    envs = GymnasiumEnvs(made.env, 1, 0)
+    seen = envs.reset()
+    made.watch(envs)
+    draws = np.random.default_rng(0).standard_normal((1, 50, 4, 1))
+    found = made.candidates(seen, np.zeros((1, 4, 1)), draws)
+    broken = np.isneginf(found.scores)
+    assert 0 < broken.sum() < 40
+    assert found.weights[~broken].sum() == pytest.approx(1.0)
+
+
+def test_no_generator_of_an_environment_is_foreseen():
+    env = OwnRandomness()
+    env.reset(seed=1)
+    copies = [copy_env(env, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    drawn = [[each.own.random(), each.old.random(), each.plain.random(), each.np_random.random()] for each in copies]
+    assert drawn[0] == drawn[1]
+    env_draws = [env.own.random(), env.old.random(), env.plain.random(), env.np_random.random()]
+    assert len({*drawn[0], *drawn[2], *env_draws}) == 12
 
 
 def test_what_is_no_robot_is_planned_in_copies():

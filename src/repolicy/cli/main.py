@@ -186,6 +186,8 @@ def errors_as_exit_codes() -> Iterator[None]:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt as stop:
         _fail(f"stopped{stop}", EXIT_STOPPED)
+    except MemoryError as error:
+        _fail(f"not enough memory ({error}): ask for less at once, such as --samples or --buffer")
     except BrokenPipeError:  # as with `| head`, which is no error of ours
         sys.exit(1)
     except OSError as error:

@@ -5,6 +5,7 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import gymnasium
@@ -232,10 +233,20 @@ def _is_number(value: Any) -> bool:
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 
+STREAMS: dict[type, Any] = {  # what makes one of a seed
+    np.random.Generator: np.random.default_rng, np.random.RandomState: np.random.RandomState, Random: Random,
+}  # fmt: skip
+
+
 def copy_env(env: Any, random: np.random.Generator) -> Any:
-    """Return a copy of an environment with a new random stream: a planner must not foresee the noise."""
-    stream = getattr(env.unwrapped, "np_random", None)  # several parts of an environment may share it
-    return clone_env(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})
+    """Return a copy of an environment with new random streams: a planner must not foresee the noise."""
+    values, layer = [env.unwrapped.np_random], env
+    while isinstance(layer, gymnasium.Env):
+        values += vars(layer).values()
+        layer = vars(layer).get("env")
+    # By id, because several parts of an environment may share a stream.
+    streams = {id(value): STREAMS[type(value)] for value in values if type(value) in STREAMS}
+    return clone_env(env, {key: make(int(random.integers(2**32))) for key, make in streams.items()})
 
 
 def check_copies(made: Any, name: str) -> None:

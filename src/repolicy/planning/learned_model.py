@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, to_env_numbers
+from repolicy.envs import Backend, Collector, Info, Transitions, make_envs
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Simulated
 from repolicy.planning.value import regression
@@ -31,7 +31,7 @@ class LearnedModel:
     seconds = 0.0  # unknown
 
     def __init__(self, prior: Policy, name: str, seed: int = 0) -> None:
-        self.name, self._space = name, prior.actions
+        self.name = name
         with one_thread():
             with closing(make_envs(name, ENVS, seed)) as envs:
                 collector = Collector(envs, STEPS, torch.Generator().manual_seed(seed), keep_transitions=True)
@@ -54,7 +54,7 @@ class LearnedModel:
         return observations.astype(np.float64)
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
-        inputs = self._inputs(states, to_env_numbers(actions, self._space))
+        inputs = self._inputs(states, actions)
         predicted = np.mean([network(inputs) for network in self._networks], axis=0)
         after = states + predicted[:, : states.shape[1]]
         failed = ~(np.abs(after - self._mean) < MAX_DEVIATION * self._std).all(1)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon
-from repolicy.envs import Info, Transitions, stack_infos, to_env_numbers
+from repolicy.envs import Info, Transitions, stack_infos
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy, log_tanh_slope
@@ -69,13 +69,12 @@ def simulated(
         infos.append(step.info)
         failed |= step.failed
         has_ended[t + 1] = has_ended[t] | step.ended | step.failed
-    transitions = Transitions(
-        np.stack(visited[:-1]), to_env_numbers(np.stack(sent), prior.actions), np.stack(visited[1:]), stack_infos(infos)
-    )
-    log_chosen = act.log_probs(torch.from_numpy(np.stack(chosen)))
-    log_modes = act.log_probs(torch.from_numpy(np.stack(modes)))
+    transitions = Transitions(np.stack(visited[:-1]), np.stack(sent), np.stack(visited[1:]), stack_infos(infos))
+    log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
     log_ratio = (log_chosen - log_modes).numpy()
-    total = (score.discount ** np.arange(steps)) @ step_rewards(score, prior, transitions, log_ratio, has_ended[1:])
+    rewards = step_rewards(score, prior, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
+    rewards[has_ended[:-1]] = rewards.min() - end_cost(score)  # a plan must not gain by what comes after an end
+    total = (score.discount ** np.arange(steps)) @ rewards
     if score.value is not None:
         # An end must not be worth more than going on: it gets the lowest value.
         values = score.value(visited[-1])
@@ -90,11 +89,11 @@ def simulated(
 
 
 def step_rewards(
-    score: Score, prior: Policy, transitions: Transitions, log_ratio: np.ndarray, has_ended: np.ndarray
+    score: Score, prior: Policy, transitions: Transitions, log_ratio: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
-    """Return the rewards of steps `[T, B]`. log_ratio: log π(a|s) − log π(m|s). has_ended: whether the episode is over.
+    """Return the rewards of steps `[T, B]`. log_ratio: log π(a|s) − log π(m|s). ends: whether a step ends its episode.
 
-    A plan must not gain by ending the episode, so each step after the end costs more than the worst of the others.
+    A step that ends its episode also costs `end_cost`. Its own reward counts: an episode may have no other step.
     """
     try:
         rewards = score.addon.reward(transitions) + score.omega * log_ratio
@@ -105,6 +104,9 @@ def step_rewards(
     if score.density is not None and score.states:
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
-    if has_ended.any():
-        rewards[has_ended] = rewards.min() - MAX_COST * max(score.omega, score.states)
-    return rewards
+    return rewards - end_cost(score) * ends
+
+
+def end_cost(score: Score) -> float:
+    """Return what an end costs: as much as the strangest state."""
+    return MAX_COST * max(score.omega, score.states)

@@ -69,7 +69,7 @@ class CopyModel:
         self.name, self._seed = name, seed
         self._live, self._random = list[Any](), np.random.default_rng(seed)
         made = make_one_env(name)
-        self._space, self._own = action_space(made.action_space, name), made.action_space
+        self.space, self._own = action_space(made.action_space, name), made.action_space
         self._observed = made.observation_space
         self._keys, _ = observed_parts(self._observed, name, False)
         rate = made.metadata.get("render_fps")
@@ -93,11 +93,13 @@ class CopyModel:
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         """Step the states. States that came from an earlier step are changed in place, the environments are copied."""
         live = {id(env) for env in self._live}
-        return self.advance([self.copied(env) if id(env) in live else env for env in states], actions)
+        after = self.advance([StopsAtEnd(self.copied(env)) if id(env) in live else env for env in states], actions)
+        after.observations[after.failed] = 0.0  # numbers, for prior and add-on; what broke down does not count
+        return after
 
     def advance(self, envs: list[Any], actions: np.ndarray) -> Simulated:
         """Step environments in place."""
-        sent = to_env_actions(actions, self._space, self._own)
+        sent = to_env_actions(actions, self.space, self._own)
         steps = [env.step(action) for env, action in zip(envs, sent, strict=True)]
         observations, _, terminated, _, infos = zip(*steps, strict=True)
         parts = stack_observations(self._observed, observations)  # an environment may give them in another order
@@ -112,6 +114,17 @@ class CopyModel:
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
         return copy_env(env, self._random)
+
+
+class StopsAtEnd(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment that is stepped no more once its episode ended; it gives its last step again."""
+
+    last: tuple[Any, Any, bool, bool, dict[str, Any]] | None = None
+
+    def step(self, action: Any) -> Any:
+        if self.last is None or not self.last[2]:
+            self.last = self.env.step(action)
+        return self.last
 
 
 def as_array(things: list[Any]) -> np.ndarray:

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from repolicy.envs import Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
-from repolicy.planning.scoring import step_rewards
+from repolicy.planning.scoring import end_cost, step_rewards
 from repolicy.planning.simulators import CopyModel, Simulated
-from repolicy.policies.density import MAX_COST
 
 if TYPE_CHECKING:
     from repolicy.planning.planner import Planner
@@ -153,14 +152,14 @@ class Tree:
 
     def _end_value(self, reward: float, left: int) -> float:
         """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending."""
-        worst = min(reward, 0.0) - MAX_COST * max(self.score.omega, self.score.states)
+        worst = min(reward, 0.0) - end_cost(self.score)
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Transitions]:
         """Step a copy of an environment, in place."""
         sent = self.prior.to_environment(np.array([[action]]))
         after = self.model.advance([state], sent)
-        numbers = to_env_numbers(sent, self.prior.actions)
+        numbers = to_env_numbers(sent, self.model.space)  # a prior's file may not tell where choices start
         return after, Transitions(observation, numbers, after.observations, after.info)
 
     def _rewards(self, rows: list[Transitions]) -> np.ndarray:

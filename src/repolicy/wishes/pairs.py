@@ -154,7 +154,7 @@ def _clips(
     played = np.stack(sent, 1)
     return {
         "observations": np.stack(observations, 1)[rows, clip],
-        "actions": to_env_numbers(played[rows, clip], agent.actions).astype(np.float32),
+        "actions": to_env_numbers(played[rows, clip], envs.actions).astype(np.float32),
         "after": np.stack(after, 1)[rows, clip],
         "played": played,
         "is_complete": is_complete,
