@@ -54,7 +54,7 @@ def test_where_no_episode_is_long_the_judge_counts_all_steps(prior, monkeypatch)
 
 @pytest.mark.parametrize("best", range(len(CANDIDATES)))
 def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
-    wanted = CANDIDATES[best]
+    omega, states, has_value = CANDIDATES[best]
     seen = []
 
     def payment(planner, _, __, judge):
@@ -67,8 +67,8 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
     monkeypatch.setattr(asking, "fitted_value", lambda *_: lambda observations: observations[:, 0])
     falls = [SimpleNamespace(terminated=np.ones(1, bool))]
     score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), falls)
-    assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
-    assert (score.value is not None) == wanted.value
+    assert (score.omega, score.states) == pytest.approx((0.5 * omega, 0.2 * states))
+    assert (score.value is not None) == has_value
     assert f"omega is {score.omega:.3g}" in told
 
 

@@ -129,10 +129,10 @@ def test_a_squashed_prior_s_plan_has_a_density_of_squashed_actions():
 def test_an_episode_begins_with_a_fresh_plan_and_others_go_on():
     acting = planner(samples=20).actor(1, 2)
     acting(np.ones((2, 1), np.float32))
-    kept = acting.memory.plans[1].copy()
+    kept = acting.plans[1].copy()
     acting.reset_memory(np.array([True, False]))
-    assert not acting.memory.plans[0].any()
-    assert np.array_equal(acting.memory.plans[1], kept)
+    assert not acting.plans[0].any()
+    assert np.array_equal(acting.plans[1], kept)
     assert kept.any()
 
 
@@ -143,7 +143,7 @@ def test_the_plan_goes_on_where_it_was():
     acting(np.ones((1, 1), np.float32))
     draws = np.random.default_rng(made.search.seed).standard_normal((1, 20, 3, 1))
     plans = made.candidates(np.ones((1, 1), np.float32), np.zeros((1, 3, 1)), draws).plans
-    assert acting.memory.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
+    assert acting.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
 
 
 def test_an_end_is_no_way_out_and_what_breaks_is_left_out():

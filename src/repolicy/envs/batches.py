@@ -240,11 +240,10 @@ STREAMS: dict[type, Any] = {  # what makes one of a seed
 
 def copy_env(env: Any, random: np.random.Generator) -> Any:
     """Return a copy of an environment with new random streams: a planner must not foresee the noise."""
-    values, layer = [env.unwrapped.np_random], env
+    values, layer = [env.unwrapped.np_random], env  # several parts of an environment may share a stream
     while isinstance(layer, gymnasium.Env):
         values += vars(layer).values()
         layer = vars(layer).get("env")
-    # By id, because several parts of an environment may share a stream.
     streams = {id(value): STREAMS[type(value)] for value in values if type(value) in STREAMS}
     return clone_env(env, {key: make(int(random.integers(2**32))) for key, make in streams.items()})
 

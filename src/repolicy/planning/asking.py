@@ -8,7 +8,7 @@ from numbers import Real
 from statistics import median
 from time import perf_counter
 from timeit import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -201,15 +201,8 @@ SAMPLES = 32  # at most, in a trial
 PRICE = 0.5  # the weights in the trial's reward, as a share of what a nat is worth
 
 
-class Candidate(NamedTuple):
-    """Weights as shares of what a nat is worth, and whether there is a value at a plan's end."""
-
-    omega: float
-    states: float
-    value: bool
-
-
-CANDIDATES = (Candidate(1.0, 1.0, False), Candidate(1 / 3, 1.0, False), Candidate(1 / 3, 1 / 3, True))
+# omega and states as shares of what a nat is worth, and whether there is a value at a plan's end
+CANDIDATES = ((1.0, 1.0, False), (1 / 3, 1.0, False), (1 / 3, 1 / 3, True))
 
 
 def best_of_trials(
@@ -219,10 +212,8 @@ def best_of_trials(
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
     brief = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
     scores = candidates(prior, rollouts, worth, search.seed)
-    rewards = []
-    for score in scores:
-        planner = Planner(prior, model, score, brief.filled(False, score.value is not None))
-        rewards.append(mean_reward(planner, prior, env, judge))
+    planners = (Planner(prior, model, score, brief.filled(False, score.value is not None)) for score in scores)
+    rewards = [mean_reward(planner, prior, env, judge) for planner in planners]
     best = scores[int(np.argmax(rewards))]
     trials = "; ".join(
         f"{score.omega:.3g} and {score.states:.3g}{' with a value' if score.value else ''}: {reward:.3g}"

@@ -94,14 +94,6 @@ class Tally:
         self.failed += int(np.isneginf(candidates.scores).sum())
 
 
-@dataclass
-class Memory:
-    """The state of a planner from one decision to the next."""
-
-    plans: np.ndarray  # [N, T, A], deviations from the prior in units of its std
-    random: np.random.Generator
-
-
 @dataclass(frozen=True, eq=False)
 class Planner:
     """An agent that acts by the first step of the best plan it finds in simulation: Residual-MPPI with corrections.
@@ -182,9 +174,8 @@ class Planning:
 
     def __init__(self, planner: Planner, count: int, generator: torch.Generator | None) -> None:
         self._planner, self._generator = planner, generator
-        search = planner.search
-        plans = np.zeros((count, search.horizon, planner.actions.width))
-        self.memory = Memory(plans, np.random.default_rng(search.seed))
+        self.plans = np.zeros((count, planner.search.horizon, planner.actions.width))  # in units of the prior's std
+        self._random = np.random.default_rng(planner.search.seed)
         self._distributions: list[Gaussian] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
@@ -195,24 +186,22 @@ class Planning:
         kind = SquashedGaussian if prior.family.squashes else Gaussian
         distribution = kind(mean, torch.from_numpy(spread).log())
         self._distributions.append(distribution)
-        actions = mean if self._generator is None else distribution.sample(self._generator)
-        return actions.numpy()
+        return (mean if self._generator is None else distribution.sample(self._generator)).numpy()
 
     def _deviations(self, observations: np.ndarray) -> np.ndarray:
         """Return this step's deviations from the prior `[N, A]`, in units of its std, and remember the plan."""
-        planner, memory = self._planner, self.memory
-        search = planner.search
+        planner, search = self._planner, self._planner.search
         knots = min(search.knots or search.horizon, search.horizon)
-        draws = memory.random.standard_normal((len(observations), search.samples, knots, planner.actions.width))
-        previous = memory.plans if search.warm else np.zeros_like(memory.plans)
+        draws = self._random.standard_normal((len(observations), search.samples, knots, planner.actions.width))
+        previous = self.plans if search.warm else np.zeros_like(self.plans)
         self.candidates = planner.candidates(observations, previous, draws)
         plans = self.candidates.plans
-        memory.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
+        self.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
         planner.tally.add(self.candidates)
         return plans[:, 0]
 
     def reset_memory(self, ended: np.ndarray) -> None:
-        self.memory.plans[ended] = 0.0
+        self.plans[ended] = 0.0
 
     def log_probs(self, actions: Tensor) -> Tensor:
         return torch.stack(

@@ -30,6 +30,11 @@ class Score:
     density: Density | None
     value: Value | None
 
+    @property
+    def end_cost(self) -> float:
+        """What an end costs: as much as the strangest state."""
+        return MAX_COST * max(self.omega, self.states)
+
 
 @torch.no_grad()
 def simulated(
@@ -73,7 +78,7 @@ def simulated(
     log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
     log_ratio = (log_chosen - log_modes).numpy()
     rewards = step_rewards(score, prior, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
-    rewards[has_ended[:-1]] = rewards.min() - end_cost(score)  # a plan must not gain by what comes after an end
+    rewards[has_ended[:-1]] = rewards.min() - score.end_cost  # a plan must not gain by what comes after an end
     total = (score.discount ** np.arange(steps)) @ rewards
     if score.value is not None:
         # An end must not be worth more than going on: it gets the lowest value.
@@ -104,9 +109,4 @@ def step_rewards(
     if score.density is not None and score.states:
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
-    return rewards - end_cost(score) * ends
-
-
-def end_cost(score: Score) -> float:
-    """Return what an end costs: as much as the strangest state."""
-    return MAX_COST * max(score.omega, score.states)
+    return rewards - score.end_cost * ends

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repolicy.envs import Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
-from repolicy.planning.scoring import end_cost, step_rewards
+from repolicy.planning.scoring import step_rewards
 from repolicy.planning.simulators import CopyModel, Simulated
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Tree:
 
     def _end_value(self, reward: float, left: int) -> float:
         """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending."""
-        worst = min(reward, 0.0) - end_cost(self.score)
+        worst = min(reward, 0.0) - self.score.end_cost
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Transitions]:

@@ -12,7 +12,7 @@ priors and full policies.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,8 @@ class ResidualQMixin:
     prior: Prior | None
     density: Density | None = None  # of the prior's states, for an objective with a weight on states
     gamma: float
+    next_value: Callable[[Tensor], Tensor]  # the soft value `[B, 1]` of next observations, by the target network
+    as_policy: Callable[[], Policy]
 
     def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
         """Replace the environment by one with the same spaces, wrapped to give the task's reward."""
@@ -77,14 +79,6 @@ class ResidualQMixin:
         """Return the regression targets of Q_R for a batch of transitions, `[B, 1]`."""
         with torch.no_grad():
             return batch.rewards + (1 - batch.dones) * self.gamma * self.next_value(batch.next_observations)
-
-    def next_value(self, observations: Tensor) -> Tensor:
-        """Return the soft value of next observations by the target network, `[B, 1]`."""
-        raise NotImplementedError
-
-    def as_policy(self) -> Policy:
-        """Return the policy as a `repolicy.Policy`."""
-        raise NotImplementedError
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
         """Write one Repolicy policy file, without pickle. The prior goes with it, if it is a `Policy`."""
