@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import shlex
 import signal
 import tomllib
 from pathlib import Path
@@ -74,13 +75,13 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "last")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
-    assert env in json.dumps(answered(capsys, "inspect", "run"))
+    assert answered(capsys, "inspect", "run")["env"] == env
 
 
 def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     said = typed(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")[2]
-    assert said.splitlines()[-1] == f"to give it a wish: repolicy customize run --env {env} --addon FILE.py:FUNCTION"
+    assert said.endswith(f"repolicy customize run --env {shlex.quote(env)} --addon FILE.py:FUNCTION\n")
     said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *FEW)[2]
     assert said.endswith("repolicy customize runs/CartPole-v1-soft-0 --addon FILE.py:FUNCTION\n")
 
