@@ -89,6 +89,7 @@ def test_rows_are_stale_that_do_not_contain_a_change(tmp_path: Path, monkeypatch
     (tmp_path / "none.jsonl").write_text("")
     change = stale.Change(commits[1], "it", ("runs", "none"), "repolicy customize")
     assert stale.stale_rows(tmp_path, change) == {"runs": ["old", "edited", "lost"]}
+    assert stale.stale_rows(tmp_path, change._replace(keys="d$")) == {"runs": ["old", "edited"]}
 
 
 RESULTS = Path(__file__).parents[2] / "results"
