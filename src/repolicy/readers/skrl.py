@@ -69,7 +69,8 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         context.notes.append(OUTPUT_NOTE)
     elif agent["output"] != "ACTIONS":
         raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
-    version, kind = "2" * (PREPROCESSORS[0] in checkpoint), "TD3 or DDPG" if deterministic else "Gaussian policy"
+    version = "2" if PREPROCESSORS[0] in checkpoint else ""
+    kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
     return PolicyDescription(
         LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics
     )
