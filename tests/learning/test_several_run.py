@@ -1,6 +1,7 @@
 """Learning over alpha, over the weights of add-ons, and over several of these at once."""
 
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,8 +174,8 @@ def test_two_ranks_end_in_one_policy(prior: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: Path) -> None:
-    asked = f"--alpha 0.05..0.4 --omega 0.1 --addon {FAST} --addon {QUIET}=0..2 --steps 256 --envs 16 --n-steps 16"
-    cli.main(["customize", str(prior), *f"{asked} --ranks 1 --no-report --trust --out {tmp_path}/run".split()])
+    asked = f"--alpha 0.05..0.4 --omega 0.1 --addon '{FAST}' --addon '{QUIET}=0..2' --steps 256 --envs 16 --n-steps 16"
+    cli.main(["customize", str(prior), *shlex.split(f"{asked} --ranks 1 --no-report --trust --out {tmp_path}/run")])
     request = RunFolder(tmp_path / "run").request()
     assert request.dials == (Dial("alpha", 0.05, 0.4), Dial("quiet", 0.0, 2.0, "linear"))
     said = command_words(request, prior)
@@ -184,21 +185,24 @@ def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: P
 
 # What is refused ------------------------------------------------------------------------------------------------------
 RANGES = [
-    (f"--addon {QUIET}=2..0 --omega 0.1", "quiet from 2 to 0 is no range: it must begin at 0 or above"),
-    (f"--addon {QUIET}=1..1 --omega 0.1", "begin at 0 or above, and end above where it begins"),
-    (f"--addon {QUIET}=0...2 --omega 0.1", "'0...2' is no weight; write NAME=10, or NAME=0..2 for a range"),
-    *[(f"--addon {QUIET} --omega={text}", "range") for text in ("3..0.03", "..3", "0.1..inf")],
-    (f"--addon {QUIET} --omega 0.1...3", "--omega is '0.1...3'; it must be a number, a range such as 0.03..3"),
-    (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "cannot be called 'quiet'"),
+    (f"--addon '{QUIET}=2..0' --omega 0.1", "quiet from 2 to 0 is no range: it must begin at 0 or above"),
+    (f"--addon '{QUIET}=1..1' --omega 0.1", "begin at 0 or above, and end above where it begins"),
+    (f"--addon '{QUIET}=0...2' --omega 0.1", "'0...2' is no weight; write NAME=10, or NAME=0..2 for a range"),
+    *[(f"--addon '{QUIET}' --omega={text}", "range") for text in ("3..0.03", "..3", "0.1..inf")],
+    (f"--addon '{QUIET}' --omega 0.1...3", "--omega is '0.1...3'; it must be a number, a range such as 0.03..3"),
+    (f"--addon '{QUIET}=0..1' --addon '{QUIET}=0..2' --omega 0.1", "cannot be called 'quiet'"),
     *[
-        (f"--addon {QUIET.removesuffix('quiet')}{name}=0..1 --omega 0.1", f"cannot be called '{name}'")
+        (f"--addon '{QUIET.removesuffix('quiet')}{name}=0..1' --omega 0.1", f"cannot be called '{name}'")
         for name in ("omega", "how")
     ],
-    (f"--addon {QUIET}=0..1 --kl-budget 1", "a budget or limit moves one"),
-    (f"--addon {QUIET} --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),
-    (f"--addon {QUIET} --objective kl --alpha 0.1..1", "one weight for both terms"),
-    (f"--addon {QUIET} --objective kl --alpha 0.1 --omega 0.1..1", "objective kl has no omega"),
-    (f"--addon {QUIET}=0..1 --addon {FAST}=0..1 --addon {WISH}=0..1 --omega 0.1..1 --alpha 0.1..1", "take 4 at most"),
+    (f"--addon '{QUIET}=0..1' --kl-budget 1", "a budget or limit moves one"),
+    (f"--addon '{QUIET}' --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),
+    (f"--addon '{QUIET}' --objective kl --alpha 0.1..1", "one weight for both terms"),
+    (f"--addon '{QUIET}' --objective kl --alpha 0.1 --omega 0.1..1", "objective kl has no omega"),
+    (
+        f"--addon '{QUIET}=0..1' --addon '{FAST}=0..1' --addon '{WISH}=0..1' --omega 0.1..1 --alpha 0.1..1",
+        "take 4 at most",
+    ),
 ]
 
 
@@ -206,7 +210,7 @@ RANGES = [
 def test_bad_ranges_are_refused_in_a_sentence(
     prior: Path, tmp_path: Path, asked: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["customize", str(prior), *asked.split(), "--out", str(tmp_path / "run"), "--trust"]
+    words = ["customize", str(prior), *shlex.split(asked), "--out", str(tmp_path / "run"), "--trust"]
     told = failed(capsys, *words, codes=(2,))
     assert said in told
     assert "measuring" not in told

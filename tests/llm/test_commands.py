@@ -149,8 +149,8 @@ def test_people_read_numbers_and_warnings_as_of_other_commands(
     prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}))
-    words = f"evaluate {tuned['low']} --prior {prior} --prompts {tmp_path / 'p.jsonl'} --reward {REWARD} --responses 2"
-    cli.main(["llm", *words.split(), "--tokens", "2", "--out", str(tmp_path / "page.html")])
+    words = f"evaluate {tuned['low']} --prior {prior} --prompts {tmp_path / 'p.jsonl'} --responses 2 --tokens 2"
+    cli.main(["llm", *words.split(), "--reward", REWARD, "--out", str(tmp_path / "page.html")])
     said = capsys.readouterr().err
     for word in ("KL from the prior", f"the prior, {prior}", "0.00 (0.00 to 0.00)", "page: "):
         assert word in said
@@ -261,7 +261,7 @@ def test_refused(
         config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 8}))
     names["strict"] = tmp_path / "strict.py"
     names |= {"low": tuned["low"], "prior": prior}
-    filled = words.format(**names, reward=REWARD).split()
+    filled = [word.format(**names, reward=REWARD) for word in words.split()]
     assert sentence.format(**names) in failed(capsys, "llm", *filled)
 
 

@@ -1,6 +1,7 @@
 """Pages in a real browser: the verdict, the slider that moves everything, films in step, a phone, and no network."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     settings.write_text(json.dumps(SETTINGS))
     (out / "omega-0.5").mkdir(parents=True)
     (out / "omega-0.5" / "run.json").write_text("no JSON")
-    words = f"sweep {prior} --addon {__file__}:calm --omega 0.5 0 0.1 --alpha 0.01 --settings {settings} --out {out}"
+    words = f"sweep {prior} --addon '{__file__}:calm' --omega 0.5 0 0.1 --alpha 0.01 --settings {settings} --out {out}"
     with pytest.raises(SystemExit, match="^1$"):
-        cli.main([*words.split(), "--episodes", "2", "--json"])
+        cli.main([*shlex.split(words), "--episodes", "2", "--json"])
     captured = capsys.readouterr()
     found: dict[str, Any] = json.loads(captured.out)
     assert f"report: {out / 'report.html'}" in captured.err
