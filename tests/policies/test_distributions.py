@@ -209,6 +209,12 @@ def test_values_are_the_plain_networks_and_a_snapshot_keeps_them(
     assert torch.equal(inputs, before)
 
 
+def test_a_snapshot_is_as_silent_as_torch_where_numbers_overflow() -> None:
+    mlp = Mlp(4, (8,), 2, "relu")
+    mlp.weights[0].data.fill_(1.0)
+    assert not torch.from_numpy(mlp.snapshot()(torch.full((1, 4), 3e38).numpy())).isfinite().any()
+
+
 def test_inputs_stay_as_they_were_and_may_have_any_leading_shape() -> None:
     mlp = Mlp(4, (8,), 2, "relu")
     inputs = torch.randn(3, 5, 4)
