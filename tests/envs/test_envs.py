@@ -241,11 +241,8 @@ class Agents(Counter):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (
-            lambda: gymnasium.vector.SyncVectorEnv([Counter]),
-            "a SyncVectorEnv, which is not one environment",
-        ),
-        (Agents, "a Agents, which is not one environment of one agent"),
+        (lambda: gymnasium.vector.SyncVectorEnv([Counter]), "SyncVectorEnv, which is not one environment"),
+        (Agents, "Agents, which is not one environment of one agent"),
         (lambda: gymnasium.wrappers.NormalizeObservation(Counter()), "statistics that are in no policy's file"),
         (lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(Counter()), 5), "statistics that are"),
     ],

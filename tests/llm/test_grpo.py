@@ -308,7 +308,7 @@ def test_what_vllm_writes_teaches_the_same(
         zeros = [[0.0] * len(ids) for ids in responses]
         return {"prompt_ids": [[0]] * 8, "completion_ids": responses, "logprobs": zeros}
 
-    class Standing:
+    class StandIn:
         def __init__(self, **_: Any) -> None: ...
 
         def sync_weights(self) -> None: ...
@@ -317,8 +317,9 @@ def test_what_vllm_writes_teaches_the_same(
             likely = [token_log_probs(load(prior), ids, len(ids)) for ids in responses]
             return prompts, responses, [[[value] for value in row] for row in likely], None
 
-    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Standing)
-    ours, by_vllm = build("grpo", rollout_func=rollout, max_steps=1), build("grpo", use_vllm=True, max_steps=1)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", StandIn)
+    plain = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 1e9}  # steps like their gradients
+    ours, by_vllm = build("grpo", rollout_func=rollout, **plain), build("grpo", use_vllm=True, **plain)
     for trainer in (ours, by_vllm):
         trainer.train()
     assert not torch.equal(weights(ours), weights(build("grpo")))

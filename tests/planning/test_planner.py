@@ -170,7 +170,8 @@ def test_an_episode_of_one_step_is_planned_by_what_this_step_earns():
     made = [planner(samples=50, horizon=1, model=LinearModel(edge=edge)) for edge in (np.inf, -1.0)]
     free, ended = (replace(each, score=replace(each.score, value=None)).candidates(x, plans, draws) for each in made)
     assert ended.weights == pytest.approx(free.weights)
-    assert free.scores.std() > 0.1
+    assert ended.scores == pytest.approx(free.scores - made[1].score.end_cost)
+    assert made[1].score.end_cost > free.scores.std() > 0.1
 
 
 def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():

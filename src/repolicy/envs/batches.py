@@ -169,7 +169,7 @@ class GymnasiumEnvs(Batch):
 def check_is_one(env: Any, name: str) -> None:
     """Raise unless it is one environment of one agent, whose observations and rewards keep their scale."""
     if isinstance(env, gymnasium.vector.VectorEnv) or not isinstance(env.observation_space, spaces.Space):
-        kind = f"environment {name!r} makes a {type(env).__name__}"
+        kind = f"environment {name!r} is of the class {type(env).__name__}"
         raise UsageError(f"{kind}, which is not one environment of one agent with Gymnasium's spaces")
     moving = "update_running_mean"
     if isinstance(env, gymnasium.Wrapper) and env.has_wrapper_attr(moving) and env.get_wrapper_attr(moving):

@@ -46,7 +46,7 @@ def dry_run(trainer: Any) -> dict[str, float]:
     With a budget, the prior's own responses are sampled first, as in a run.
     """
     if trainer.is_deepspeed_enabled:
-        raise UsageError("DeepSpeed holds no weights before training begins: make the dry run without it")
+        raise UsageError("DeepSpeed begins with the training: make the dry run without it")
     with _state_preserved(trainer):
         trainer.before_first_step()
         steps = trainer.args.gradient_accumulation_steps

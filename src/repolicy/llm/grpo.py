@@ -155,8 +155,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         """Estimate the prior's mean log-probability of its own responses, if there is a budget."""
         if self.args.budget is None or "own" in self.memory.values:
             return
-        model = self.accelerator.unwrap_model(self.model if self.ref_model is None else self.ref_model)
-        prior = ModelView(model, self._generating_prior) if self.ref_model is None else ModelView(model)
+        network = self.model if self.ref_model is None else self.ref_model
+        prior = ModelView(self.accelerator.unwrap_model(network), self._generating_prior)
         prompts = list(self.train_dataset["prompt"])
         samples, tokens = self.args.budget_samples, self.args.max_completion_length
         mean = prior_mean_log_prob(prior, self._tokenizer, prompts, samples, tokens, self.chat_template_kwargs)

@@ -123,7 +123,7 @@ class Mlp(nn.Module):
             for weight, bias in self._pairs
         ]
 
-        @np.errstate(all="ignore")  # as torch, and because NumPy's matmul warns of finite numbers on ARM
+        @np.errstate(all="ignore")  # silent as torch is: on ARM, NumPy's matmul warns of finite numbers, too
         def run(inputs: np.ndarray, films: np.ndarray | None = None) -> np.ndarray:
             for index, (weight, bias) in enumerate(layers):
                 inputs = inputs @ weight
