@@ -83,6 +83,11 @@ def position_ids(attention: Tensor) -> Tensor:
     return (attention.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def base_model(model: Any) -> Any:
+    """Return the model without the wrapper of its adapters."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
 def add_position_ids(model: Any) -> None:
     """Make the forward pass of a model with learned positions, such as GPT-2, count positions without the padding.
 
@@ -95,7 +100,7 @@ def add_position_ids(model: Any) -> None:
             kwargs = kwargs | {"position_ids": position_ids(attention)}
         return args, kwargs
 
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = base_model(model)
     has_rotary_positions = getattr(model.config.get_text_config(), "rope_parameters", None)
     if not has_rotary_positions and "position_ids" in signature(base.forward).parameters:
         model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -122,16 +127,25 @@ class ModelView:
         if prompt_attention is not None:
             repeats = len(ids) // len(prompt_attention)
             attention[:, : prompt_attention.shape[1]] = prompt_attention.repeat_interleave(repeats, 0)
-        positions = position_ids(attention)
+        base = base_model(self.model)
+        inputs = type(
+            base
+        ).prepare_inputs_for_generation(  # of the class: PEFT replaces the object's while it generates
+            base,
+            ids,
+            next_sequence_length=None if fresh else 1,
+            attention_mask=attention,
+            position_ids=position_ids(attention),
+            use_cache=True,
+            is_first_iteration=fresh,
+            **{CACHE: None if fresh else self.cache},
+        )
         with self.adapter():
-            outputs = self.model(
-                input_ids=ids if fresh else ids[:, -1:],
-                attention_mask=attention,
-                position_ids=positions if fresh else positions[:, -1:],
-                use_cache=True,
-                **{CACHE: None if fresh else self.cache},
-            )
-        self.cached_ids, self.cache = ids, outputs.get(CACHE)  # None of Mamba, which then reads all ids again
+            outputs = self.model(**inputs)
+        self.cached_ids, self.cache = (
+            ids,
+            outputs.get(CACHE),
+        )  # None of Mamba before transformers 5.24: it reads all ids again
         return outputs.logits[:, -1].float()
 
 
