@@ -142,10 +142,8 @@ class ModelView:
         )
         with self.adapter():
             outputs = self.model(**inputs)
-        self.cached_ids, self.cache = (
-            ids,
-            outputs.get(CACHE),
-        )  # None of Mamba before transformers 5.24: it reads all ids again
+        # Mamba has no cache by this name before transformers 5.24, and then reads all ids again.
+        self.cached_ids, self.cache = ids, outputs.get(CACHE)
         return outputs.logits[:, -1].float()
 
 
