@@ -128,9 +128,9 @@ class ModelView:
             repeats = len(ids) // len(prompt_attention)
             attention[:, : prompt_attention.shape[1]] = prompt_attention.repeat_interleave(repeats, 0)
         base = base_model(self.model)
-        inputs = type(
-            base
-        ).prepare_inputs_for_generation(  # of the class: PEFT replaces the object's while it generates
+        # Of the class, because PEFT replaces the method of the object while it generates.
+        prepare = type(base).prepare_inputs_for_generation
+        inputs = prepare(
             base,
             ids,
             next_sequence_length=None if fresh else 1,
