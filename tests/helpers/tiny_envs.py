@@ -358,10 +358,10 @@ ACTIONS = {
 
 
 class Told(Endless):
-    """Takes nothing but actions of its own space in shape and type, and tells their sum."""
+    """Takes nothing but actions of its own space in shape and type, and tells their sum; pictures show it."""
 
-    def __init__(self, actions: str) -> None:
-        self.action_space = ACTIONS[actions]
+    def __init__(self, actions: str, render_mode: str | None = None) -> None:
+        self.action_space, self.render_mode, self._sum = ACTIONS[actions], render_mode, 0.0
 
     def step(self, action: Any) -> Any:
         assert np.shape(action) == self.action_space.shape, np.shape(action)
@@ -369,7 +369,11 @@ class Told(Endless):
         if not isinstance(self.action_space, spaces.Box):
             assert self.action_space.contains(action), action
         observation, reward, terminated, truncated, _ = super().step(action)
-        return observation, reward, terminated, truncated, {"sum": float(np.sum(action))}
+        self._sum = float(np.sum(action))
+        return observation, reward, terminated, truncated, {"sum": self._sum}
+
+    def render(self) -> np.ndarray:
+        return np.array([[[self._sum] * 3, [255] * 3]] * 2, np.uint8)
 
 
 def was_told(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_found, customized, of_both
+from small_runs import SMALL
 from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
@@ -20,6 +21,8 @@ from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request, command_words
 from repolicy.runs.settings import Settings
@@ -179,6 +182,17 @@ def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
     assert asked[asked.index("--alpha") + 1] == "0.1"
     begun_elsewhere = Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",))
     assert command_words(begun_elsewhere, "hopper") == []  # no option says where auto begins
+
+
+@pytest.mark.parametrize("dial", [False, True])
+def test_a_policys_file_tells_where_choices_start_though_its_priors_does_not(tmp_path: Path, dial: bool) -> None:
+    prior = make_policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", (4,)), 0)
+    settings, env = replace(SMALL, steps=256), tiny("Told") + "?actions=choice"
+    weights = residual((0.1, 1.0) if dial else 0.1, 0.1)
+    result = customize(prior, tiny("was_told"), weights, tmp_path / "run", settings, env=env, progress=False)
+    policy = result.at(omega=0.1) if dial else result.policy
+    action, _ = policy.predict(np.zeros(1))
+    assert action in (7, 8, 9)
 
 
 def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from quick_graphs import quick_graph
+from tiny_envs import tiny
 from typed_commands import failed
 
 import repolicy
@@ -15,10 +16,12 @@ from repolicy.addons.addon import combine_addons
 from repolicy.addons.wish_file import open_wish
 from repolicy.cli.main import main
 from repolicy.envs.rollout import Transitions
-from repolicy.policies.policy import Policy
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec, make_policy
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.filming import encode_film
+from repolicy.report.filming import encode_film, render_pictures
 from repolicy.report.movie import Shot
 from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, learn_from_answers, read_answers
@@ -299,6 +302,26 @@ def test_another_librarys_mean_is_filmed_as_it_acts(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ask_page, "render_films", filmed)
     ask_page.ask(open_agent(file, Options(std=0.3), False), PENDULUM, tmp_path / "asked", 1, 0.2)
     assert [policy.std.item() for policy in read] == [pytest.approx(0.3)] * 2
+
+
+@pytest.mark.parametrize("start", [(7.0,), ()])
+def test_choices_are_filmed_as_they_were_taken(
+    start: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment counts them from 7 on, which a policy's file may not tell."""
+    file, films = tmp_path / "p.safetensors", list[list[int]]()
+    save_policy(file, make_policy(PolicySpec(1, ActionSpace("discrete", (3,), start), "categorical"), 0), {})
+
+    def filmed(shots: list[Shot], say: object) -> list[bytes]:
+        films.extend([picture.min() for picture in render_pictures(shot)[0]] for shot in shots)
+        return [b""] * len(shots)
+
+    monkeypatch.setattr(ask_page, "render_films", filmed)
+    env = tiny("Told") + "?actions=choice"
+    pairs = ask_page.ask(open_agent(file, Options(), False), env, tmp_path / "asked", 2, 0.3)
+    taken = pairs.actions[..., 0].reshape(4, 9).astype(int)
+    assert {*taken.ravel()} == {7, 8, 9}
+    assert [film[1:] for film in films] == taken[:, :-1].tolist()  # the first picture is before a step
 
 
 def _push(observations: np.ndarray) -> np.ndarray:

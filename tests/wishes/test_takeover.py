@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from people import PENDULUM, person, push
-from tiny_envs import Endless
+from tiny_envs import Endless, tiny
 from typed_commands import failed
 from typed_keys import Typed
 
@@ -154,6 +154,14 @@ def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
         getattr(open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")), name) for name in ("theta", "covariance")
     )
     assert theta[0] > 3 * covariance[0, 0] ** 0.5
+
+
+def test_choices_are_recorded_as_the_environment_counts_them(tmp_path: Path) -> None:
+    """It counts from 7 on, which a policy's file may not tell."""
+    path = tmp_path / "p.safetensors"
+    save_policy(path, Policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical")), {})
+    made = record(open_agent(path), tiny("Told") + "?actions=choice", tmp_path / "r.jsonl", 20, person(never))
+    assert {*made.action.ravel()} == {*made.proposed.ravel()} == {7, 8, 9}
 
 
 def test_what_the_policy_does_is_not_cut_beside_a_person() -> None:

@@ -1,6 +1,7 @@
 """One rank's part of a training iteration: collect a rollout, score it, compute rewards, update the networks."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class Worker:
             policy = Policy(spec_for(probe_env(request.env, self.settings.backend), self.settings))
         else:
             policy = trainable_copy(initial_policy or prior)
+            if policy.actions.kind == "discrete":  # a prior's file may not tell from which number choices are counted
+                actions = probe_env(request.env, self.settings.backend).actions
+                policy.spec = replace(policy.spec, actions=actions)
         self.multipliers = Multipliers(request, policy.observation_size)
         std_speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         networks = self.terms.networks(policy, self.critic_size)

@@ -109,7 +109,7 @@ class Filming:
         if isinstance(agent, EnvAwareAgent):
             agent.watch(self._batch)
         self._act, self._observations = agent.actor(1, 1), self._batch.reset()
-        self._recorded = recorded_actions(shot, agent.actions)  # those that are still to be replayed
+        self._recorded = recorded_actions(shot, self._batch.actions)  # those that are still to be replayed
         self._env_name = parse_env_name(shot.env)
         self._max_pictures = max(2, round(shot.seconds * self.rate))
 

@@ -15,7 +15,7 @@ from repolicy.errors import UsageError, check_counts
 from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.training import customize
 from repolicy.objective import residual
-from repolicy.policies import Agent
+from repolicy.policies import ActionSpace, Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.report.filming import use_tracking_camera
@@ -59,11 +59,11 @@ def record(
         file = RecordFile(out, env, fingerprint(opened.path), sizes, resume)
         takeover = Takeover(made, person, file, keys)
         with closing(file):
-            _run(opened.agent, takeover, file, steps, seed)
+            _run(opened.agent, spaces.actions, takeover, file, steps, seed)
     return Record.read(out)
 
 
-def _run(agent: Agent, takeover: Takeover, file: RecordFile, steps: int, seed: int) -> None:
+def _run(agent: Agent, actions: ActionSpace, takeover: Takeover, file: RecordFile, steps: int, seed: int) -> None:
     """Run episodes until so many steps are recorded, or the person quits."""
     first_seed: int | None = seed + file.episode
     generator = torch.Generator().manual_seed(seed + file.episode)
@@ -73,7 +73,7 @@ def _run(agent: Agent, takeover: Takeover, file: RecordFile, steps: int, seed: i
         act = agent.actor(EPISODE_CAP, 1, generator)
         for _ in range(EPISODE_CAP):
             row = np.asarray(observation, np.float32).reshape(1, -1)
-            proposed = to_env_actions(agent.to_environment(act(row)), agent.actions, takeover.action_space)[0]
+            proposed = to_env_actions(agent.to_environment(act(row)), actions, takeover.action_space)[0]
             observation, _, terminated, truncated, _ = takeover.step(proposed)
             if terminated or truncated or file.steps >= steps:
                 break

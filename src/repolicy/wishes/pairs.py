@@ -151,10 +151,10 @@ def _clips(
         is_alive &= ~(step.terminated | step.truncated) | (t >= starts + steps)
         is_complete |= is_alive & (t == starts + steps - 1)
     rows, clip = np.arange(count)[:, None], starts[:, None] + np.arange(steps)
-    played = np.stack(sent, 1)
+    played = to_env_numbers(np.stack(sent, 1), envs.actions)
     return {
         "observations": np.stack(observations, 1)[rows, clip],
-        "actions": to_env_numbers(played[rows, clip], envs.actions).astype(np.float32),
+        "actions": played[rows, clip].astype(np.float32),
         "after": np.stack(after, 1)[rows, clip],
         "played": played,
         "is_complete": is_complete,
