@@ -88,6 +88,7 @@ class Evaluation:
     limits: dict[str, np.ndarray] = field(default_factory=dict)  # each limit's quantity, as the mean over each episode
     inner: np.ndarray | None = None  # steps of the environment; more than `lengths` where a decision is several steps
     entropy: np.ndarray | None = None  # only where actions are sampled
+    noise_square: np.ndarray | None = None  # of a generative policy: the mean square of a decision's noise
     steps: Steps | None = None
 
     @property
@@ -103,7 +104,7 @@ class Evaluation:
     def columns(self) -> dict[str, "Column"]:
         """All known quantities, in the order of the paper's tables."""
         basic = self.basic if np.isfinite(self.basic).all() else None  # some environments do not report it
-        decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision, and the prior is N(0, I)
+        decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision
         sums = {
             "total_reward": ("total reward", None if basic is None or self.addon is None else self.total),
             "basic_reward": ("basic reward", basic),
@@ -115,19 +116,18 @@ class Evaluation:
         known = {name: Column(title, values) for name, (title, values) in sums.items() if values is not None}
         steps = self.lengths if self.inner is None else self.inner
         known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
+        if self.noise_square is not None:
+            squares = self.noise_square / self.lengths
+            known["noise_square"] = Column("square of the noise (N(0, I): 1)", squares, self.lengths)
         if self.log_prior is None:
             return known
         step = "step" if decoder is None else "decision"
-        mean_log_prior = self.log_prior / self.lengths
-        known["log_prior_a_step"] = Column(f"log prior a {step}", mean_log_prior, self.lengths)
+        known["log_prior_a_step"] = Column(f"log prior a {step}", self.log_prior / self.lengths, self.lengths)
         if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
             kl = self.log_policy - self.log_prior
             known["kl_a_step"] = Column(f"KL a {step}", kl / self.lengths, self.lengths)
             if decoder is not None:
                 known["kl_an_episode"] = Column("KL an episode", kl)
-        if decoder is not None:
-            squares = -2.0 * mean_log_prior / decoder.noise - math.log(2.0 * math.pi)
-            known["noise_square"] = Column("square of the noise (prior: 1)", squares, self.lengths)
         return known
 
     def __repr__(self) -> str:
@@ -281,10 +281,13 @@ def run_episodes(
     collector = Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
+    is_noise = parse_env_name(envs.name).decoder is not None
     sums, rewards, env_actions = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
         scores = step_quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
+        if is_noise:
+            scores["noise_square"] = rollout.actions.square().mean(-1).numpy()
         if look is not None:
             look(rollout)
         if sums.has_first_episodes:
@@ -307,6 +310,7 @@ def run_episodes(
         log_policy=each["log_policy"],
         log_prior=each.get("log_prior"),
         entropy=each.get("entropy"),
+        noise_square=each.get("noise_square"),
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
         wishes={name.removeprefix(OF_ADDON): values for name, values in each.items() if name.startswith(OF_ADDON)},

@@ -384,6 +384,20 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert dial.at({"omega": 0.7}).alpha == 0.7
 
 
+def test_without_training_a_prior_that_was_customized_is_itself() -> None:
+    """Of two priors, N((3, 0), 0.5² I) is not N(0, I): its noise of scale 1, its draws, and the square of its noise."""
+    policy = with_noise_scale(standard_normal(2, 2), 0.5)
+    policy.network.biases[-1].copy_(torch.tensor([3.0, 0.0]))
+    assert torch.allclose(with_noise_scale(policy, 1.0).std, torch.full((2,), 0.5))
+    spot = f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1"
+    agent, envs = BestOf(policy, combine_addons([f"{HERE}:first"]), 16), make_envs(spot, 400, 0)
+    agent.watch(envs)
+    assert agent(envs.reset())[:, 0].mean() == pytest.approx(3.0 + 0.5 * 1.766, abs=0.04)
+    found = [evaluate(policy, spot, 400, prior=policy, deterministic=each).columns for each in (True, False)]
+    squares = [each["noise_square"].mean for each in found]
+    assert squares == pytest.approx([9.0 / 2, 9.0 / 2 + 0.25], rel=0.05)
+
+
 def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:
     """Noise of half the scale: its square is a quarter, and its KL is known."""
     prior, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)

@@ -120,10 +120,11 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
 
 
 def with_noise_scale(policy: Policy, scale: float) -> Policy:
-    """Return a copy of the policy with the std `scale`: N(0, scale² · I)."""
-    scaled = frozen(policy)
+    """Return a copy of the policy with `scale` times its std: of N(0, I), N(0, scale² · I)."""
+    scaled, std = frozen(policy), policy.std
     assert scaled.log_std is not None
-    scaled.log_std.fill_(float(np.log(scale - MIN_STD)))
+    assert std is not None
+    scaled.log_std.copy_((scale * std - MIN_STD).log())
     return scaled
 
 
@@ -162,13 +163,14 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
 
 
 class BestOf:
-    """An agent that draws noise `count` times and takes the draw of highest add-on reward in copied environments."""
+    """An agent that takes the one of `count` draws from the prior that earns most add-on reward in copied environments."""
 
     backend: Backend = "gymnasium"
 
     def __init__(self, prior: Policy, addon: Addon, count: int) -> None:
         self.observation_size, self.actions = prior.observation_size, prior.actions
-        self.addon, self.count, self.random = addon, count, np.random.default_rng(0)
+        self.prior, self.addon, self.count = prior, addon, count
+        self.random, self.generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
 
     def watch(self, envs: Any) -> None:
         """Set the environments that are copied for each decision."""
@@ -179,7 +181,7 @@ class BestOf:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         rows = len(observations)
-        draws = self.random.standard_normal((rows * self.count, self.actions.width)).astype(np.float32)
+        draws = self.prior.actor(1, rows * self.count, self.generator)(observations.repeat(self.count, 0))
         chunk = self._envs.copies(self.count, self.random).step(draws).chunk
         transitions = Transitions(chunk.observations, chunk.actions, chunk.final, chunk.info)
         rewards = np.where(chunk.counts, self.addon.reward(transitions), 0.0).sum(0).reshape(rows, self.count)
