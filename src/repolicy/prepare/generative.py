@@ -163,7 +163,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
 
 
 class BestOf:
-    """An agent that takes the one of `count` draws from the prior that earns most add-on reward in copied environments."""
+    """An agent that takes, of `count` draws from the prior, that of highest add-on reward in copied environments."""
 
     backend: Backend = "gymnasium"
 
