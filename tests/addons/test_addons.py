@@ -180,6 +180,15 @@ def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception],
         reward(tiny(name))
 
 
+def test_a_function_of_other_arguments_is_told_what_it_is_called_with(tmp_path: Path) -> None:
+    """Before anything runs."""
+    (tmp_path / "three.py").write_text("def slow(observations, actions, after): return actions[:, 0]\n")
+    with pytest.raises(
+        UsageError, match=r"takes \(observations, actions, after\).*called with .*next_observations, info"
+    ):
+        combine_addons([f"{tmp_path / 'three.py'}:slow"])
+
+
 def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
     addon = combine_addons([tiny("one_row")])
     steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)

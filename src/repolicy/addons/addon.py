@@ -25,6 +25,7 @@ from repolicy.errors import NumericError, UsageError, describe_error, in_one_sen
 from repolicy.loading import load_object
 from repolicy.text import parse_number, strip_version, suggest
 
+ARGUMENTS = ("observations", "actions", "next_observations", "info")  # of an add-on's function
 PREVIEW_NUMBERS = 6  # numbers of an observation or action that an error message shows
 
 
@@ -198,6 +199,7 @@ def load_term(request: str) -> AddonTerm:
         function = load_object(own, "add-on")
         if inspect.isclass(function):
             return AddonTerm(own, StatefulAddon(function), weight)
+        _check_parameters(own, function)
         reported = getattr(function, "metric", None)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
         metric = None if reported is None else Metric(title, reported, lambda values: values)
@@ -209,6 +211,18 @@ def load_term(request: str) -> AddonTerm:
     entry = REGISTERED[name]
     function = _configured(name, entry, options.removesuffix(")"))
     return AddonTerm(addon, function, weight, Metric(entry.metric, function, entry.measure))
+
+
+def _check_parameters(name: str, function: Function) -> None:
+    """Raise if a user's function cannot be called with the four arguments of an add-on."""
+    try:
+        parameters = inspect.signature(function)
+    except ValueError:  # of a function that is written in C
+        return
+    try:
+        parameters.bind(*ARGUMENTS)
+    except TypeError:
+        raise UsageError(f"add-on {name!r} takes {parameters}, and is called with ({', '.join(ARGUMENTS)})") from None
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:
