@@ -150,7 +150,8 @@ def _fill_weights(
     finder = EnvWeightFinder(saved.card, saved.policy, Settings(), say, env, wishes)
     weights, _, reward = finder.weights("--omega and --states")
     if weights is None:
-        raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
+        unknown = "what a nat of the prior is worth cannot be told from its episodes"
+        raise UsageError(f"{unknown}: name --omega and --states, or see whether it acts as it should{finder.hint}")
     found = [f"omega is {weights.omega:.3g}"] if omega is None else []
     if states is None:
         found.append(f"states {'' if found else 'is '}{weights.states:.3g}")
