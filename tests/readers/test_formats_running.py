@@ -143,6 +143,22 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(rows: Any, tmp_path: 
         hidden = torch.where(ended[t, :, None], 0.0, hidden)
 
 
+@pytest.mark.parametrize("kind", [onnx.TensorProto.INT64, onnx.TensorProto.INT32])
+def test_a_graphs_memory_may_count(kind: int, tmp_path: Path) -> None:
+    """n_out = n_in + 1, which is added to the action."""
+    nodes = [node("MatMul", "obs w", "a"), node("Add", "n_in one", "n_out")]
+    nodes += [onnx.helper.make_node("Cast", ["n_in"], ["n"], to=onnx.TensorProto.FLOAT), node("Add", "a n", "out")]
+    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3)}, ("obs", "n_in"))
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.helper.make_tensor("one", kind, [1], [1]))
+    model.graph.input[1].CopyFrom(onnx.helper.make_tensor_value_info("n_in", kind, ["batch", 1]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("n_out", kind, ["batch", 1]))
+    onnx.save(model, path)
+    ended = torch.tensor([[False, False], [False, True], [False, False]])
+    found = placed(path, 5, 3).follow(torch.zeros(3, 2, 5), ended, None)[0].mode()
+    assert found[..., 0].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]
+
+
 def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Add", "obs h_in", "out")], {}, ("obs", "h_in"))
     model = onnx.load(path)
@@ -281,6 +297,19 @@ class Recurrent(nn.Module):
         self.cell_state[:] = 0.0
 
 
+class Renewed(Recurrent):
+    """The same with new tensors in each step. Those at the start are equal, and the compiler makes them one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, (self.hidden_state, self.cell_state) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
+        return self.last(out.squeeze(0))
+
+    @torch.jit.export
+    def reset_memory(self) -> None:
+        self.hidden_state = torch.zeros(1, 1, 8)
+        self.cell_state = torch.zeros(1, 1, 8)
+
+
 class ByHand(nn.Module):
     """A memory without an axis of rows: it cannot run two environments at a time."""
 
@@ -315,10 +344,10 @@ def test_torchscript_of_another_precision_gets_observations_of_it(kind: torch.dt
         assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", [Recurrent(), Recurrent(layers=2), Renewed()])
+def test_an_lstm_remembers_each_episode_of_its_own(module: Recurrent, tmp_path: Path) -> None:
     """Against PyTorch's LSTM over each episode as one sequence."""
-    module = stirred(Recurrent(layers))
+    stirred(module)
     module(torch.randn(1, 5))  # it was saved in the middle of an episode
     path = script(tmp_path / "policy.pt", module, 5)
     prior = placed(path, 5, 3, trust=True)

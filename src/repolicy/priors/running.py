@@ -28,6 +28,7 @@ from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
 FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # input types that need a conversion
+WHOLE = {"tensor(int64)": torch.int64, "tensor(int32)": torch.int32, "tensor(bool)": torch.bool}  # of a memory
 RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
 TEST_ROWS = 3  # rows of the batch that tests whether a file keeps rows apart
 
@@ -141,7 +142,9 @@ class Session:
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {describe_error(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
-        self._types = {each.name: FLOATS[each.type] for each in self._session.get_inputs() if each.type in FLOATS}
+        types = {each.name: each.type for each in self._session.get_inputs()}
+        self._types = {name: FLOATS[kind] for name, kind in types.items() if kind in FLOATS}
+        self.whole = {name: WHOLE[kind] for name, kind in types.items() if kind in WHOLE}
 
     def run(self, inputs: dict[str, np.ndarray], outputs: list[str] | None = None) -> list[np.ndarray]:
         """Return the named outputs, or all. It runs in another thread, so that Ctrl-C can stop an endless loop."""
@@ -198,7 +201,8 @@ class Graph:
         return self.has_memory
 
     def begin(self, count: int) -> State:
-        return {name: torch.zeros(count, *size) for name, size in self._signature.sizes.items()}
+        types = self._session.whole
+        return {name: torch.zeros(count, *size, dtype=types.get(name)) for name, size in self._signature.sizes.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
         return run_by_rows(self._run, observations, state) if self._runs_row_by_row else self._run(observations, {})
@@ -306,7 +310,7 @@ class Script:
         return buffer.movedim(axis, 0).unsqueeze(1 + axis).clone()
 
     def _buffers(self) -> dict[str, Tensor]:
-        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers(remove_duplicate=False)}
 
     def _buffer(self, name: str) -> Tensor:
         return attrgetter(name)(self._module).detach()
