@@ -341,6 +341,33 @@ def test_the_commands(
     assert f"came nearest: {told['rates'][0]:.1%} of its steps were yours" in said.err
 
 
+def test_an_earlier_wish_is_where_inference_starts_and_counts_with_its_weight(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_policy(
+        Path("p.safetensors"), open_agent(policy).agent, {"request": {"env": PENDULUM, "addons": ["w.safetensors=3"]}}
+    )
+    record(open_agent(Path("p.safetensors")), PENDULUM, Path("r.jsonl"), 100, person(wants))
+    words = ["r.jsonl", "--policy", "p.safetensors", "--features", "action[0]", "--alpha", "0.1", "--length", "1"]
+    words += ["--alone", "320", "--json"]
+    main(["infer", *words, "--out", "more.safetensors"])
+    said = capsys.readouterr()
+    assert "without --wish w.safetensors=3, what is inferred comes on top of it" in said.err
+    one = replace(open_wish("more.safetensors"), theta=np.array([2.0]))
+    one.write("w.safetensors")
+    main(["infer", *words, "--out", "all.safetensors", "--wish", "w.safetensors=3"])
+    told = json.loads(capsys.readouterr().out)["theta"]["action[0]"]
+    assert told == pytest.approx(6.0 + json.loads(said.out)["theta"]["action[0]"])
+    replace(one, features=Features("next[0]"), names=("next[0]",)).write("next.safetensors")
+    assert "is of other features: next[0]" in failed(
+        capsys, "infer", *words, "--out", "b.safetensors", "--wish", "next.safetensors"
+    )
+    assert "'many' is not a weight" in failed(
+        capsys, "infer", *words, "--out", "b.safetensors", "--wish", "w.safetensors=many"
+    )
+
+
 def test_what_cannot_be_inferred_is_one_sentence(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

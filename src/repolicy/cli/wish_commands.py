@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +11,7 @@ from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
 from repolicy.files import check_writable, read_bytes
 from repolicy.runs import Terminal
-from repolicy.text import default_out, format_count
+from repolicy.text import default_out, format_count, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Ask(RunsPolicy):
     seconds: float = 2.0
     """Length of a clip."""
     noise: float = 2.0
-    """Deviation of the clips from the mean action, as a multiple of the deviation of the policy's own samples."""
+    """Deviation of the clips from the mean action, as a multiple of the deviation of the policy's own samples. Choices
+    are sampled as they are."""
     wish: str = ""
     """A wish learnt from earlier answers, a file of `infer`; the new pairs are those that say most about it."""
     question: str = "Which of the two is better?"
@@ -70,7 +71,8 @@ class InferenceOptions:
     """The features whose weighted sum is the wish: entries such as 'next[2:8]^1,action^2' (^1 is the absolute value, ^2
     the square), or file.py:function. Without any, `infer` fits small networks to answers."""
     alpha: float | None = None
-    """α̂, the temperature at which the policy is customized; for take-overs it is the unit of θ."""
+    """α̂, the temperature at which the policy is customized; for take-overs it is the unit of θ. For `infer` beside a
+    prior: ω′, if that is larger."""
     before: int = 10
     """Number of steps before a take-over that count for nothing, because they led to it."""
     settle: int = 0
@@ -97,7 +99,7 @@ class Infer(InferenceOptions, RunsPolicy):
     policy: str = ""
     """For a record: the policy that acted in it."""
     wish: str = ""
-    """For a record: the wish to which that policy was customized; none for a prior."""
+    """For a record: the wish to which that policy was customized, with its weight; none for a prior."""
     env: str | None = None
     """For a record that names no environment, or code as its environment: that name."""
     out: Path = Path("wish.safetensors")
@@ -133,7 +135,7 @@ class Infer(InferenceOptions, RunsPolicy):
         from repolicy.addons import wish_request
         from repolicy.wishes.pairs import Pairs, learn_from_answers, read_answers, std_of_reward
 
-        for name in ("env", "alpha", "before", "settle", "passed", "length", "alone", "policy", "wish"):
+        for name in ("env", "seed", "alpha", "before", "settle", "passed", "length", "alone", "policy", "wish"):
             if getattr(self, name) != getattr(Infer, name):
                 raise UsageError(f"--{name} is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
@@ -154,7 +156,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def _infer_from_records(self) -> tuple[Any, dict[str, Any]]:
         """Return the wish inferred from records of take-overs, and further values for --json."""
-        from repolicy.addons import check_trust, open_wish
+        from repolicy.addons import addon_names, check_trust, combine_addons, open_wish
         from repolicy.priors import open_agent
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
@@ -170,7 +172,14 @@ class Infer(InferenceOptions, RunsPolicy):
         if not any(record.person.any() for record in records):
             raise UsageError("in the record nobody took over: the policy is as wanted, or record more")
         opened = open_agent(self.policy, self.reading, self.trust)
-        earlier = open_wish(self.wish) if self.wish else None
+        earlier = None
+        if self.wish:
+            earlier = open_wish(addon_names.split_weight(self.wish)[0])  # raises where it is no learnt wish
+            [weight] = combine_addons([self.wish]).weights
+            earlier = replace(earlier, theta=weight * earlier.theta)
+        elif known := [name for name in opened.card.get("request", {}).get("addons", ()) if ".safetensors" in name]:
+            missing = f"without --wish {quote(printable(known[0], 200))}, what is inferred comes on top of it"
+            Terminal().say(f"{self.policy} was customized to a learnt wish: {missing}")
         labels = Labels(self.before, self.settle, self.passed)
         assert self.alpha is not None
         wish = infer(records, opened, self.features, self.alpha, earlier, labels, self.length, self.seed, self.alone)

@@ -139,10 +139,10 @@ def infer(
     shared = windows(joined, described, length, (labels or Labels()).weights(joined))
     own = windows(alone, described, length, np.ones(len(alone.person)))
     source = _describe_source(joined, shared, length)
-    theta = None if earlier is None else earlier.theta
-    if theta is not None and len(theta) != shared.sums.shape[1]:
-        raise UsageError("the earlier wish has other features")
     names = described.names(shared.sums.shape[1], sizes)
+    if earlier is not None and earlier.names != names:
+        raise UsageError(f"the earlier wish is of other features: {', '.join(earlier.names) or 'it has networks'}")
+    theta = None if earlier is None else earlier.theta
     feature_stds(shared.sums, own.sums, names)  # raises with the features' names
 
     probabilities = (shared.weights / shared.weights.sum(), own.weights / own.weights.sum())
