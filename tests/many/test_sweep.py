@@ -351,7 +351,7 @@ def test_the_noise_of_every_point_is_held_at_both_its_mean_and_its_width(
         return  # a number stays as it was in the test before
     started.clear()
     with pytest.raises(RepolicyError, match="not today"):
-        sweep(decoder, out=tmp_path / "out", noise=2, chunk=3, resume=True, trust=True)
+        sweep(decoder, out=tmp_path / "out", resume=True, trust=True)
     assert [told(started[2], "--objective"), told(started[2], "--alpha")] == last
 
 

@@ -263,6 +263,17 @@ def test_what_does_without_noise_or_takes_no_dial_says_so(
         assert (ended.value.code, why in capsys.readouterr().err) == (2, True), why
 
 
+def test_a_resumed_run_stays_with_its_decoder_and_the_sizes_of_its_noise(tmp_path: Path) -> None:
+    run = customize(f"{HERE}:three", RIGHT, residual(0.1, 0.1, 0.0), tmp_path, FEW, env=WALK, noise=2, chunk=3)
+    again = {"out": tmp_path, "resume": True, "trust": True}
+    wanted = run.policy.state_dict()
+    assert all(map(torch.equal, customize(f"{HERE}:three", **again).policy.state_dict().values(), wanted.values()))
+    with pytest.raises(UsageError, match="began with noise of 2 and a chunk of 3, not 4 and 3: leave both out"):
+        customize(f"{HERE}:three", noise=4, **again)
+    with pytest.raises(UsageError, match=f"began with {HERE}:three, not {HERE}:same: name that, or another --out"):
+        customize(f"{HERE}:same", noise=2, chunk=3, **again)
+
+
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     _, name = open_start(f"{HERE}:Telling", WALK, FEW, 0, 1, True, tmp_path / "prior.safetensors", False)
     assert name == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"

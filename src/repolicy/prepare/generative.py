@@ -57,8 +57,11 @@ def open_start(
     """Open the prior of a customization, and return it with the environment's name, which may contain a decoder.
 
     An empty `env` stays empty where the prior's card may name it. `prior_file` is the copy in the run's folder, which
-    exists already if the run is `resumed`.
+    exists already if the run is `resumed`. Then `env` may have the decoder, whose sizes need not be named again.
     """
+    stored = parse_env_name(env).decoder if resumed else None
+    if stored is not None and str(prior) == stored.decoder:
+        noise, chunk = noise or stored.noise, stored.chunk if chunk == 1 else chunk
     decoder = load_object(prior, "prior") if is_code(prior) else prior
     noise = noise or getattr(decoder, "noise_size", 0)
     if noise and chunk == 1:
@@ -75,10 +78,15 @@ def open_start(
         policy, name = noise_prior(prior, noise, chunk, env, complete_settings(settings, Settings()), trust)
         # noise_prior has run one trial rollout already, for the normalizer
         return replace(open_prior(policy), name=display_name(prior), trials=2), name
-    reference, stored_decoder = decoder_reference(prior), parse_env_name(env).decoder
-    if stored_decoder is None:
+    reference = decoder_reference(prior)
+    if stored is None:
         return open_prior(prior_file), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
-    if Path(reference).is_file() and stored_decoder.sha256 not in (None, decoder_digest(reference)):
+    if (noise, chunk) != (stored.noise, stored.chunk):
+        began = f"this run began with noise of {stored.noise} and a chunk of {stored.chunk}, not {noise} and {chunk}"
+        raise UsageError(f"{began}: leave both out, or name another --out")
+    if is_code(reference) and reference != stored.decoder:
+        raise UsageError(f"this run began with {stored.decoder}, not {reference}: name that, or another --out")
+    if Path(reference).is_file() and stored.sha256 not in (None, decoder_digest(reference)):
         raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
     return open_prior(prior_file), env
 
