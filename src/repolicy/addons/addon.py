@@ -197,12 +197,12 @@ def load_term(request: str) -> AddonTerm:
         return AddonTerm(addon, open_wish(addon), weight)
     if own := import_target(request):
         function = load_object(own, "add-on")
-        if inspect.isclass(function):
-            return AddonTerm(own, StatefulAddon(function), weight)
-        _check_parameters(own, function)
         reported = getattr(function, "metric", None)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
         metric = None if reported is None else Metric(title, reported, lambda values: values)
+        if inspect.isclass(function):
+            return AddonTerm(own, StatefulAddon(function), weight, metric)
+        _check_parameters(own, function)
         return AddonTerm(own, function, weight, metric)
     name, _, options = addon.partition("(")
     if name not in REGISTERED:
