@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("plan halfcheetah --addon hind_leg --port 80", 2, "--port goes with --live"),
         ("plan halfcheetah --addon hind_leg --live --episodes 3 --port 99999", 2, "--episodes goes without --live"),
         ("train CartPole-v1 --settings nothing.json", 2, "--settings: there is no file nothing.json"),
-        ("sweep halfcheetah --omega 0.1 0.3", 2, "this needs an add-on, the new requirement: --addon NAME"),
+        ("sweep halfcheetah --omega 0.1 0.3", 2, "a sweep needs an add-on, the new requirement: --addon NAME"),
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", 2, "the numbers of HalfCheetah"),
         ("customize halfcheetah --addon hind_leg --omega much", 2, "--omega is 'much'; it must be a number, a range"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", 2, "ranks is 2; a sweep trains each point on one"),

@@ -229,6 +229,11 @@ def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_wish_is_told_before_anything_slow(prior: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a sweep needs an add-on, the new requirement: --addon NAME"):
+        sweep(prior, (), [0.1], out=tmp_path / "out", say=lambda sentence: pytest.fail(sentence))
+
+
 def test_a_missing_ray_is_told_before_the_add_on_is_tried(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

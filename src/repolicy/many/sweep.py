@@ -27,7 +27,7 @@ from repolicy.objective import Objective, Weight
 from repolicy.policies import Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
 from repolicy.prepare.beginning import Start
-from repolicy.prepare.checks import choose_weights, try_addon
+from repolicy.prepare.checks import NO_ADDON, choose_weights, try_addon
 from repolicy.prepare.generative import open_start
 from repolicy.prepare.session import RequestOptions, complete_settings
 from repolicy.priors import read_policy
@@ -118,6 +118,8 @@ def sweep(
     defaults = start.default_settings("", settings) if before is None else before.settings
     settings = complete_settings(settings, defaults)
     env = env or start.env(trust)
+    if not options.addons:  # before anything slow
+        raise UsageError(f"a sweep {NO_ADDON}")
     _check_points(env, options.addons, settings, alpha)
     settings = replace(settings, ranks=1)
     starter = pool.connect_to_ray() if on_ray else LocalProcess  # before episodes are spent
