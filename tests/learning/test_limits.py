@@ -103,8 +103,10 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     assert told is not None
     assert 100.0 * share == pytest.approx(float(told[1]), abs=1.0)  # by 32 episodes
     assert 100.0 * keep == pytest.approx(float(told[2]), abs=1e-2)
-    assert kept.mean() == pytest.approx(keep, abs=0.1)  # an iteration's has a std of 0.35
-    assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)
+    assert kept.mean() == pytest.approx(keep, abs=0.05)  # an iteration's has a std of 0.3
+    assert np.exp(np.log(omegas).mean()) == pytest.approx(
+        omega * ALPHA, rel=0.4
+    )  # it hangs on 32 episodes of the prior
     assert gain == pytest.approx(wanted, rel=0.08)
 
 
@@ -182,10 +184,10 @@ def test_a_limits_weight_follows_what_is_measured_and_how_that_changes() -> None
     held = HeldLimit(parse_limits("power<=0.3")[0])
     held.begin(0.5, residual(0.2, 0.1))
     logs = []
-    for measured in (Estimate(0.36, 0.0), Estimate(0.285, 0.0), Estimate(0.345, 0.015)):  # broken by 2, −½; 1½ ± ½
-        held.move(measured)
+    for measured in (0.36, 0.06, 0.345):  # broken by 2, −8 and 1½, each ± ½
+        held.move(Estimate(measured, 0.015))
         logs.append(math.log(held.weight / 0.4))  # at first what a nat costs for the typical size, 0.2 / 0.5
-    assert held.violation == pytest.approx(0.0)  # ¼ of the way from −½ to 1½
+    assert held.violation == pytest.approx(0.0)  # ¼ of the way from −½ to 1½; −½ is ¼ of the way from 2 to −8
     assert logs == pytest.approx([0.06, 0.06 - 0.015 - 1.5, 0.06 - 0.015 - 1.5 + 0.5])
     for _ in range(200):
         held.move(Estimate(-9.0, 0.0))
@@ -209,6 +211,25 @@ def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> No
     # Off by 1, a tenth of the old return. Then by 0 ± ½, of which a quarter counts: ¾.
     assert logs == pytest.approx([0.03, 0.03 + 0.03 * 0.75 - 0.25])
     assert weights.alpha == 0.1
+
+
+@pytest.mark.parametrize("falls", [1, 4])
+def test_falls_that_lose_what_may_be_lost_move_omega_as_often_up_as_down(falls: int) -> None:
+    """The prior earns 1 in each of 1,000 steps. Of 10 episodes some fall half-way: just the share is kept."""
+    keep = 1.0 - 0.05 * falls
+    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(keep=keep), prior="a checksum"), 4)
+    held.prior_rewards = torch.cat([torch.ones(1000, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
+    lengths = [500 if episode < falls else 1000 for episode in range(10)] * 20
+    ages = np.concatenate([np.arange(1, length + 1) for length in lengths])
+    fell = (ages == 500) & np.repeat(np.array(lengths) == 500, lengths)
+    violations = []
+    for start in range(0, len(ages), 500):  # a rollout of one environment
+        part = slice(start, start + 500)
+        steps: Any = SimpleNamespace(basic=np.ones((500, 1)), ages=ages[part, None], terminated=fell[part, None])
+        held.metrics(held.local_sums(steps, steps), residual(0.2, 0.1))
+        held.steer({}, residual(0.2, 0.1))
+        violations.append(held.budget_violation)
+    assert np.mean(violations[len(violations) // 2 :]) == pytest.approx(0.0, abs=0.3)
 
 
 def test_what_limits_cost_is_taken_from_the_reward() -> None:

@@ -33,6 +33,7 @@ MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
 DAMPING = 1.0  # proportional gain; without it the weight answers too late, and the policy overshoots far
 MAX_NOISE = 0.25  # std that a violation may have; noisier measurements are averaged over iterations
+MIN_SMOOTHING = 0.05  # weight of the newest measurement in an average, at least
 MIN_WEIGHT = 1e-6
 OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows at the end of a run
 
@@ -45,7 +46,15 @@ MIN_LOST_SHARE = 0.01  # of the old return; the finest unit in which a kept shar
 
 def smoothing_weight(noise: float) -> float:
     """Return the weight of the newest violation in a running average, by its std; the window is at most about 20."""
-    return max(0.05, min(1.0, MAX_NOISE**2 / max(noise**2, 1e-12)))
+    return max(MIN_SMOOTHING, min(1.0, MAX_NOISE**2 / max(noise**2, 1e-12)))
+
+
+def usual_noise(noise: float, last: float | None) -> float:
+    """Return the running root mean square of a measurement's noise.
+
+    A rare fall makes its own measurement noisy. Averaged by that noise alone, it would hardly count.
+    """
+    return noise if last is None else math.sqrt(last**2 + MIN_SMOOTHING * (noise**2 - last**2))
 
 
 def budget_violation(
@@ -67,10 +76,11 @@ def budget_violation(
 def limit_violation(broken_by: float, noise: float, last: float | None) -> float:
     """Return a limit's violation, averaged with the last one; all arguments are in the limit's unit.
 
-    The clip range is twice as wide as a budget's, so that noise around a bound is not cut on one side.
+    The average is clipped, not the measurement, in which a rare fall costs much at once. The clip range is twice as
+    wide as a budget's, so that noise around a bound is not cut on one side.
     """
-    violation = max(-2 * MAX_VIOLATION, min(2 * MAX_VIOLATION, broken_by))
-    return violation if last is None else last + smoothing_weight(noise) * (violation - last)
+    violation = broken_by if last is None else last + smoothing_weight(noise) * (broken_by - last)
+    return max(-2 * MAX_VIOLATION, min(2 * MAX_VIOLATION, violation))
 
 
 def limit_change(violation: float, last: float | None) -> float:
@@ -98,13 +108,14 @@ def steered_objective(objective: Objective, last: float, violation: float, *, om
 
 @dataclass
 class HeldLimit:
-    """A limit with its multiplier, and its violation: None before it was measured."""
+    """A limit with its multiplier, and its violation and usual noise: None before they were measured."""
 
     limit: Limit
     weight: float = 0.0
     initial_weight: float = 0.0
     unit: float = 0.0  # by how much the limit is broken at a violation of 1
     violation: float | None = None
+    noise: float | None = None
 
     def begin(self, size: float, objective: Objective) -> None:
         """Set the initial weight, at which the quantity's typical `size` in a step is worth as much as a nat."""
@@ -115,7 +126,8 @@ class HeldLimit:
         """Move the weight by the mean of the quantity that was measured."""
         last = self.violation
         broken_by = self.limit.excess(measured.mean) / self.unit
-        self.violation = limit_violation(broken_by, measured.error / self.unit, last)
+        self.noise = usual_noise(measured.error / self.unit, self.noise)
+        self.violation = limit_violation(broken_by, self.noise, last)
         weight = moved_weight(self.weight, self.violation, limit_change(self.violation, last))
         lowest, highest = self.initial_weight / MAX_WEIGHT_CHANGE, self.initial_weight * MAX_WEIGHT_CHANGE
         self.weight = max(lowest, min(highest, weight))
@@ -154,16 +166,15 @@ class Limits(dict[str, HeldLimit]):
         """Return the numbers of a checkpoint."""
         state = {name: [held.weight, held.initial_weight, held.unit] for name, held in self.items()}
         for name, held in self.items():
-            if held.violation is not None:
-                state[name].append(held.violation)
+            state[name] += [number for number in (held.violation, held.noise) if number is not None]
         return state
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Load what `state` returned; a limit that is not in it begins anew."""
         for name, numbers in state.items():
             if held := self.get(name):
-                held.weight, held.initial_weight, held.unit, *violation = numbers
-                held.violation = violation[0] if violation else None
+                held.weight, held.initial_weight, held.unit, *measured = numbers
+                held.violation, held.noise, *_ = [*measured, None, None]  # an older checkpoint has no noise
 
 
 class Multipliers:
@@ -175,8 +186,15 @@ class Multipliers:
         self.keep = request.settings.keep
         self.budget_violation: float | None = None if self.keep else -MAX_VIOLATION
         self.limits = Limits(parse_limits(request.limits, request.env))
-        self.kept = Estimate(1.0, 0.0)  # the share of the prior's return
+        self.surplus = Estimate(0.0, 0.0)  # the reward of a step beyond the share to keep of what the prior earns
+        self.surplus_noise: float | None = None  # its usual one, in the unit of the violation
         self.prior_rewards: Tensor | None = None  # of `measure_prior_rewards` [L], where a share of them is kept
+
+    @property
+    def prior_reward(self) -> float:
+        """The size of the prior's mean reward in a step."""
+        assert self.prior_rewards is not None
+        return max(abs(float(self.prior_rewards[:-1].mean())), 1e-12)
 
     def price(self, rollout: Rollout) -> Tensor | None:
         """Return what the limits take from the reward of each step, `[T, N]`."""
@@ -188,8 +206,9 @@ class Multipliers:
     def local_sums(self, deployed_rollout: Rollout | None, rollout: Rollout) -> dict[str, float]:
         """Return this rank's share of the sums that `metrics` takes; empty where nothing is measured.
 
-        Of each limit's quantity and, where a share is kept, of the reward beyond the prior's: the sum of its means and
-        of their squares; for a limit also the sum of squares over the training rollout, which tells its typical size.
+        Of each limit's quantity and, where a share is kept, of the reward beyond that share of the prior's: the sum of
+        its means and of their squares; for a limit also the sum of squares over the training rollout, which tells its
+        typical size.
         """
         if deployed_rollout is None:
             return {}
@@ -199,10 +218,11 @@ class Multipliers:
         for name, held in self.limits.items():
             values[name] = torch.from_numpy(held.limit.values(deployed_rollout, self.size))
             sums[f"size {name}"] = float(np.square(held.limit.values(rollout, self.size)).sum())
-        if self.prior_rewards is not None:
+        if self.keep and self.prior_rewards is not None:
             ages = torch.from_numpy(deployed_rollout.ages) - 1
             prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(deployed_rollout.terminated))
-            values["kept"] = basic - prior
+            may_lose = (1.0 - self.keep) * torch.sign(self.prior_rewards.sum())
+            values["surplus"] = basic - prior * (1.0 - may_lose)
             sums["prior"] = float(block_means(prior).sum())
         for name, quantity in values.items():
             means = block_means(quantity)
@@ -219,10 +239,8 @@ class Multipliers:
             return Estimate.of(sums[f"sum {name}"], sums[f"squares {name}"], count)
 
         if self.keep:
-            prior_reward = max(abs(sums["prior"] / count), 1e-12)  # in a step
-            gain, noise = measured("kept")
-            self.kept = Estimate(1.0 + gain / prior_reward, noise / prior_reward)
-            metrics["kept"] = self.kept.mean
+            self.surplus = measured("surplus")
+            metrics["kept"] = self.keep + self.surplus.mean / max(abs(sums["prior"] / count), 1e-12)
         sizes = {name: math.sqrt(sums[f"size {name}"] / self.settings.iteration_steps) for name in self.limits}
         return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, objective)
 
@@ -233,8 +251,9 @@ class Multipliers:
         if budget is None:
             return objective
         if self.keep:
-            (share, noise), unit = self.kept, max(1.0 - self.keep, MIN_LOST_SHARE)
-            violation = limit_violation((self.keep - share) / unit, noise / unit, last)
+            unit = max(1.0 - self.keep, MIN_LOST_SHARE) * self.prior_reward
+            self.surplus_noise = usual_noise(self.surplus.error / unit, self.surplus_noise)
+            violation = limit_violation(-self.surplus.mean / unit, self.surplus_noise, last)
             self.budget_violation = violation
             return replace(objective, omega=moved_weight(objective.omega, violation, limit_change(violation, last)))
         assert last is not None
@@ -246,12 +265,14 @@ class Multipliers:
 
     def state(self) -> dict[str, Any]:
         """Return the numbers of a checkpoint; `prior_rewards` is a tensor, which the worker stores."""
-        off = {} if self.budget_violation is None else {"off_budget": self.budget_violation}
-        return off | ({"limits": self.limits.state()} if self.limits else {})
+        moving = {"off_budget": self.budget_violation, "surplus_noise": self.surplus_noise}
+        state: dict[str, Any] = {name: number for name, number in moving.items() if number is not None}
+        return state | ({"limits": self.limits.state()} if self.limits else {})
 
     def restore(self, state: dict[str, Any], prior_rewards: Tensor | None) -> None:
         """Load what `state` returned."""
-        self.budget_violation, self.prior_rewards = state.get("off_budget"), prior_rewards
+        self.budget_violation, self.surplus_noise = state.get("off_budget"), state.get("surplus_noise")
+        self.prior_rewards = prior_rewards
         self.limits.restore(state.get("limits", {}))
 
 
