@@ -112,7 +112,7 @@ def check_shape(value: Any, shape: Shape, where: str) -> None:
     if not isinstance(value, types) or isinstance(value, bool) != (expected is bool):  # in Python a bool is an int
         found = _TYPE_NAMES[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
         raise FileError(f"{where} is {found}, not {_TYPE_NAMES[expected]}")
-    if isinstance(value, int) and not -1e300 < value < 1e300:  # integers in JSON may have thousands of digits
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # no tensor takes a larger one
         raise FileError(f"{where} is too large")
     if expected is list:
         for index, entry in enumerate(value):

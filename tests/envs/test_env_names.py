@@ -82,7 +82,11 @@ def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("HalfCheetah-v4?reset_noise=1", "h-v4' has no option 'reset_noise'; did you mean reset_noise_scale"),
+        (
+            "HalfCheetah-v4?reset_noise=1",
+            "h-v4' has no option 'reset_noise' in EnvPool; did you mean reset_noise_scale",
+        ),
+        ("Pendulum-v1?g=8", "'Pendulum-v1' has no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
         ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
         ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
         ("Hopper-v4?a=1&b=2&a=1", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),

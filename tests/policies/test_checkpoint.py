@@ -142,6 +142,15 @@ def test_a_policy_that_lacks_a_part_is_refused(whole: Path, tmp_path: Path, left
         read_policy(tmp_path / "part")
 
 
+@pytest.mark.parametrize("part", ["mean_clip", "slope", "observation_bound"])
+def test_a_number_that_no_tensor_takes_is_refused(whole: Path, tmp_path: Path, part: str) -> None:
+    tensors, story = read(whole, "policy")
+    story["policy"][part] = 10**30
+    write(tmp_path / "huge", "policy", tensors, story)
+    with pytest.raises(FileError, match=f"{part!r} is too large"):
+        read_policy(tmp_path / "huge")
+
+
 def test_a_story_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(safetensors.torch.save({}, {"repolicy": "[]"}))

@@ -50,7 +50,8 @@ class EnvPoolEnvs(Batch):
                 wrong = next((key for key in options if key not in known), None)
                 problem = f"does not take {options}: a value is of the wrong kind"
                 if wrong is not None:
-                    problem = f"has no option {wrong!r}{suggest(wrong, known)}"
+                    remedy = suggest(wrong, known) or "; Gymnasium's may have it: --backend gymnasium"
+                    problem = f"has no option {wrong!r} in EnvPool{remedy}"
                 raise UsageError(f"environment {plain!r} {problem}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
