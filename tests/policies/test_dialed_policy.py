@@ -258,7 +258,7 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
     assert not torch.equal(saved.policy(observations).mode(), other(observations).mode())
     for path, said in (
         (found["file"], "trained at omega = 0.3, quiet = 1.5 of"),
-        (file, "takes omega as an input, from 0.03 to 3 and quiet as an input, from 0 to 2"),
+        (file, "takes as inputs, in this order: omega from 0.03 to 3, quiet from 0 to 2"),
     ):
         cli.main(["inspect", str(path)])
         assert said in " ".join(capsys.readouterr().err.split())

@@ -92,8 +92,7 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
     }
     facts |= _optional_facts(card)
     if isinstance(saved.policy, ConditionedPolicy):
-        inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
-        facts["dial"] = f"takes {inputs}"
+        facts["dial"] = f"takes as inputs, in this order: {', '.join(map(str, saved.policy.dials))}"
     return facts, {"card": card}
 
 
