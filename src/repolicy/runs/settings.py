@@ -135,7 +135,8 @@ class Settings(AnySettings):
     normalize_advantages: bool = True
     """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
     normalize_observations: bool = True
-    """Shift and scale observations by their running mean and variance."""
+    """Shift and scale observations by their running mean and variance; while customizing, the critic's own
+    parts alone (the actor keeps the statistics of its prior)."""
 
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states; squashed where bounds leave 0 out or are
@@ -145,7 +146,7 @@ class Settings(AnySettings):
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
     """Activation of the hidden layers; while customizing, of the critic, by default the prior's."""
     initial_std: float = 1.0
-    """Std of a new policy's actions."""
+    """Std of a new policy's actions, to which min_std is added."""
     min_std: float = 1e-3
     """Lower bound of the std."""
 
