@@ -28,6 +28,7 @@ from repolicy.learning.multipliers import (
     expected_rewards,
     kept_sentence,
     limit_violation,
+    measure_prior_rewards,
     steered_objective,
 )
 from repolicy.learning.terms import TaskRewards
@@ -88,25 +89,26 @@ def test_a_step_at_the_bound_costs_nothing_so_an_early_end_saves_nothing() -> No
 
 @pytest.mark.long
 def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
-    """The share is what the exact optimum at a known omega keeps, and that omega is found from another one."""
-    omega, alpha = 0.5, ALPHA
+    """The share is what the exact optimum at a known omega keeps, and that omega is found from another one.
+
+    The share is one of the prior's return in 32 episodes, which depends much on where these start.
+    """
+    omega, alpha, env = 0.5, ALPHA, tiny("LinearQuadratic")
     wanted = float(of_both(omega, alpha).gain)
-    keep, log = 1.0 - mean_cost(wanted) / mean_cost(GAIN) + 1.0, Log()
+    request = Request(env, residual(0.2, alpha), replace(SLOW, keep=0.5), prior="a checksum")
+    measured = -float(measure_prior_rewards(read_policy(prior).policy, request, SingleRank())[:-1].mean())
+    keep, log = 2.0 - mean_cost(wanted) / measured, Log()
     settings = replace(SLOW, keep=keep)
-    env = tiny("LinearQuadratic")
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
     kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
     gain, _ = gain_and_std(found.policy)
     share = 2.0 - mean_cost(gain) / mean_cost(GAIN)
-    assert share == pytest.approx(keep, abs=0.03)
     told = re.fullmatch(r"it keeps (.*)% ± .*% of the old return .* and was to keep (.*?)%(; .*)?", log.said[-1])
     assert told is not None
-    assert 100.0 * share == pytest.approx(float(told[1]), abs=1.0)  # by 32 episodes
+    assert 100.0 * share == pytest.approx(float(told[1]), abs=1.0)  # by the same episodes
     assert 100.0 * keep == pytest.approx(float(told[2]), abs=1e-2)
     assert kept.mean() == pytest.approx(keep, abs=0.05)  # an iteration's has a std of 0.3
-    assert np.exp(np.log(omegas).mean()) == pytest.approx(
-        omega * ALPHA, rel=0.4
-    )  # it hangs on 32 episodes of the prior
+    assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)
     assert gain == pytest.approx(wanted, rel=0.08)
 
 
