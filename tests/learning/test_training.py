@@ -211,6 +211,12 @@ def test_cart_pole_is_learnt(tmp_path: Path) -> None:
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
+def test_fewer_steps_than_one_update_takes_are_refused(tmp_path: Path) -> None:
+    size = SMALL.iteration_steps
+    with pytest.raises(UsageError, match=f"steps is {size - 1}, and one update takes {size}"):
+        train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", replace(SMALL, steps=size - 1))
+
+
 @pytest.mark.parametrize(
     ("objective", "addon", "sentence"),
     [

@@ -25,6 +25,7 @@ from repolicy.prepare.checks import (
     NO_ADDON,
     check_request,
     check_settings,
+    check_steps,
     check_wish,
     choose_weights,
     try_addon,
@@ -89,6 +90,7 @@ def train(
     usual = train_defaults(env) if earlier is None else earlier.settings
     settings, notes = session.ranks_for(session.complete_settings(settings, usual), [env, *options.addons])
     objective, settings = session.resume_choices(options.objective or soft(), settings.resolved(), earlier, folder.path)
+    check_steps(settings)
     with watchdog(env_timeout):
         env = with_observation_roles(env, backend=settings.backend)
         decision = decide(objective, None, env, options.addons, settings)
