@@ -117,7 +117,7 @@ class Settings(AnySettings):
     schedule: Literal["linear", "adaptive", "constant"] = "linear"
     """Learning rate over the run: linearly to 0, adapted to the KL of each update, or constant."""
     desired_kl: Annotated[float, Within(1e-9, 10)] = 0.01
-    """The KL that the adaptive schedule steers for, in the last pass of an update."""
+    """The KL that the adaptive schedule steers for, in the last pass of an update; its rate stays in 1e-5 to 1e-2."""
     target_kl: Annotated[float | None, Within(1e-9, 10)] = None
     """End an update early once the policy has moved this far from the one that acted."""
     gamma: Annotated[float, Within(0, 1)] = 0.99
