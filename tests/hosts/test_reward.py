@@ -72,13 +72,15 @@ def test_the_reward_has_no_gradient() -> None:
 
 @pytest.mark.parametrize("as_arrays", [False, True])
 @pytest.mark.parametrize(
-    ("which", "said"), [(0, "prior's log-probability"), (2, "reward"), (3, "policy's log-probability")]
+    ("which", "said"),
+    [(0, "prior's log-probability"), (2, "reward"), (3, "policy's log-probability"), (4, "price on states")],
 )
 def test_what_is_not_finite_is_no_reward(which: int, said: str, as_arrays: bool) -> None:
-    parts = rollout()
+    parts = *rollout(), torch.zeros(5, 6, 4)
     parts[which].view(-1)[3] = torch.nan
+    reward = prior_reward(policy(), 0.3, 0.2, states=0.5, visited=torch.randn(9_000, 4))
     with pytest.raises(NumericError, match=f"the {said} is not finite"):
-        prior_reward(policy(), 0.3, 0.2)(*(part.numpy() if as_arrays else part for part in parts))
+        reward(*(part.numpy() if as_arrays else part for part in parts))
 
 
 def test_the_parts_of_the_last_rollout_are_told() -> None:
@@ -125,7 +127,10 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
     near, far = torch.zeros(5, 6, 4), torch.full((5, 6, 4), 9.0)
     parts = [part.numpy() if as_arrays else part for part in (*rollout(), near, far)]
     np.testing.assert_array_equal(reward(*parts[:4], parts[4]), parts[2])
-    assert float((reward(*parts[:4], parts[5]) - parts[2]).max()) < -1.0
+    price = reward(*parts[:4], parts[5]) - parts[2]
+    assert float(price.max()) < -1.0
+    whole = np.ones((5, 6), int) if as_arrays else torch.ones(5, 6, dtype=torch.int)
+    np.testing.assert_allclose(reward(*parts[:2], whole, parts[3], parts[5]) - 1.0, price, atol=1e-6)
     with pytest.raises(UsageError, match="the function takes next_observations as well"):
         reward(*parts[:4])
     with pytest.raises(UsageError, match="visited is missing"):

@@ -316,6 +316,7 @@ def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> Non
     shot = Shot("", "", actions=[[2], [4]])
     assert filming.recorded_actions(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
     assert filming.recorded_actions(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
+    assert not filming.recorded_actions(Shot("", ""), ActionSpace("discrete", (3, 2), (2.0, 1.0))).size
 
 
 def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,8 @@ class PriorReward:
             if log_prior is not None:
                 means["prior"] = _mean(log_prior)
                 prior_kl = _mean(log_policy - log_prior)
+            if familiar is not None:
+                means["states"] = _mean(familiar)
             check_finite(means)
             self.parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS} | {"prior_kl": prior_kl}
             self.steering.steer({"prior_kl": prior_kl}, int(np.prod(rewards.shape)))
@@ -139,7 +141,7 @@ class PriorReward:
             raise UsageError(f"next_observations have the shape {shapes}; both must be the same")
         density = self.density.to(next_observations.device if isinstance(next_observations, Tensor) else "cpu")
         found = density.familiarity(density.normalized(torch.as_tensor(next_observations).float()))
-        return found.to(rewards.dtype) if isinstance(rewards, Tensor) else found.numpy().astype(rewards.dtype)
+        return found if isinstance(rewards, Tensor) else found.numpy()
 
 
 def _log_prob_of(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:

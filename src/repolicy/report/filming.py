@@ -146,7 +146,7 @@ class Filming:
 
 def recorded_actions(shot: Shot, space: ActionSpace) -> np.ndarray:
     """Return the actions to replay `[T, A]`; discrete ones are counted from 0, as policies count them."""
-    actions = np.array(shot.actions)
+    actions = np.array(shot.actions).reshape(-1, space.width)
     return actions - np.array(space.low, int) if space.kind == "discrete" and space.low else actions
 
 
