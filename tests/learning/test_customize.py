@@ -23,6 +23,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec, make_policy
+from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request, command_words
 from repolicy.runs.settings import Settings
@@ -113,6 +114,8 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
     assert np.mean(drift[-60:]) == pytest.approx(0.02, rel=0.1)
     multiplier = found.last["omega"]
     assert_found(found.policy, of_both(multiplier / ALPHA, multiplier), rel=0.1)
+    # Who customizes this policy again begins at the temperature that it has, and not at the first one.
+    assert alpha_from_card(read_policy(found.folder / "policy.safetensors").card) == pytest.approx(multiplier, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,8 @@ class Segments:
             self.folder.check_exists()
             card = {"request": worker.request.as_dict(), "steps": candidate.steps, "evaluation": candidate.evaluation}
             card |= {"versions": versions(), "which": which}
+            if worker.settings.kl_budget is not None:  # it has moved alpha from that of the request
+                card["alpha"] = worker.objective.alpha
             if self.clone_of:
                 card["prior_is"] = self.clone_of
             decoder_file = decoder_bytes(parse_env_name(worker.request.env).decoder)

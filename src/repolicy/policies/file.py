@@ -45,6 +45,7 @@ CARD_SHAPE = {
     "evaluation?": {str: float},
     "versions?": {str: str},
     "command?": str,
+    "alpha?": float,
     "nat_worth?": {"value": float, "error": float, "episodes": int},
     "scores?": {"mean action": [float], "episodes": int},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},

@@ -260,8 +260,8 @@ class Weights(NamedTuple):
 
 
 def alpha_from_card(card: dict[str, Any]) -> float | None:
-    """Return the alpha that the prior was trained with, or None where its card has none above 0."""
-    alpha = card.get("request", {}).get("objective", {}).get("alpha")
+    """Return the alpha that the prior's training ended with, or None where its card has none above 0."""
+    alpha = card.get("alpha") or card.get("request", {}).get("objective", {}).get("alpha")
     return float(alpha) if alpha and isinstance(alpha, int | float) else None
 
 
