@@ -76,7 +76,8 @@ class OwnRandomness(Process):
     """The same, with generators of its own."""
 
     def reset(self, *, seed=None, options=None):
-        self.own, self.old, self.plain = np.random.default_rng(0), np.random.RandomState(0), Random(0)
+        self.old, self.plain = np.random.RandomState(0), Random(0)
+        self.within = {"noise": np.random.default_rng(0), "torch": torch.Generator().manual_seed(0)}
         return super().reset(seed=seed)
 
 
@@ -353,10 +354,14 @@ def test_no_generator_of_an_environment_is_foreseen():
     env = OwnRandomness()
     env.reset(seed=1)
     copies = [copy_env(env, np.random.default_rng(seed)) for seed in (0, 0, 1)]
-    drawn = [[each.own.random(), each.old.random(), each.plain.random(), each.np_random.random()] for each in copies]
-    assert drawn[0] == drawn[1]
-    env_draws = [env.own.random(), env.old.random(), env.plain.random(), env.np_random.random()]
-    assert len({*drawn[0], *drawn[2], *env_draws}) == 12
+
+    def draws(each):
+        numpy = [stream.random() for stream in (each.old, each.plain, each.np_random, each.within["noise"])]
+        return [*numpy, torch.rand((), generator=each.within["torch"]).item()]
+
+    first, same, other, own = map(draws, [*copies, env])
+    assert first == same
+    assert len({*first, *other, *own}) == 15
 
 
 def test_what_is_no_robot_is_planned_in_copies():

@@ -4,12 +4,13 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from repolicy.envs.names import Make, env_maker, parse_env_name
@@ -234,19 +235,26 @@ def _is_number(value: Any) -> bool:
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 
-STREAMS: dict[type, Any] = {  # what makes one of a seed
-    np.random.Generator: np.random.default_rng, np.random.RandomState: np.random.RandomState, Random: Random,
-}  # fmt: skip
+def _reseed_generator(stream: np.random.Generator, seed: int) -> None:
+    stream.bit_generator.state = type(stream.bit_generator)(seed).state
+
+
+RESEEDERS: dict[type, Callable[[Any, int], Any]] = {  # what begins a random stream anew, by its type
+    np.random.Generator: _reseed_generator,
+    np.random.RandomState: np.random.RandomState.seed,
+    Random: Random.seed,
+    torch.Generator: torch.Generator.manual_seed,
+}
 
 
 def copy_env(env: Any, random: np.random.Generator) -> Any:
     """Return a copy of an environment with new random streams: a planner must not foresee the noise."""
-    values, layer = [env.unwrapped.np_random], env  # several parts of an environment may share a stream
-    while isinstance(layer, gymnasium.Env):
-        values += vars(layer).values()
-        layer = vars(layer).get("env")
-    streams = {id(value): STREAMS[type(value)] for value in values if type(value) in STREAMS}
-    return clone_env(env, {key: make(int(random.integers(2**32))) for key, make in streams.items()})
+    copies = dict[int, Any]()  # of all its parts
+    other = clone_env(env, copies)
+    for part in copies.values():
+        if type(part) in RESEEDERS:
+            RESEEDERS[type(part)](part, int(random.integers(2**32)))
+    return other
 
 
 def check_copies(made: Any, name: str) -> None:
