@@ -41,7 +41,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "if addon in self._rewards:", "if False:", GAITS, "a past that moves on whenever it is asked"),
     Mutant("envs/rollout.py", "AddonState(self.ages == 1,", "AddonState(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "memories=self._addon_memories", "memories={}", GAITS, "each rollout begins without a past"),
-    Mutant("envs/batches.py", "{key: make(int(random.integers(2**32))) for key, make in streams.items()}", "{}", TREE, "copies that foresee luck"),
+    Mutant("envs/batches.py", "if type(part) in RESEEDERS:", "if False:", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "trainable_copy(initial_policy or prior)", "trainable_copy(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "Worker(request, prior, team, scoring_prior, initial_policy)", "Worker(request, initial_policy or prior, team, scoring_prior, initial_policy)", BEGINNING, "what the actor begins as scores it"),
     Mutant("addons/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
