@@ -338,7 +338,7 @@ def test_add_ons_see_the_actions_that_the_environment_got(actions: str) -> None:
     ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, SETTINGS).learn(20)
 
 
-def test_an_environment_may_change_its_observation_in_place() -> None:
+def test_an_environment_may_change_its_arrays_in_place() -> None:
     class OneBuffer(Bounded):
         seen = np.zeros(1, np.float32)
 
@@ -348,12 +348,16 @@ def test_an_environment_may_change_its_observation_in_place() -> None:
 
         def step(self, action: Any) -> Any:
             self.seen += 0.25
+            action += 9.0
             return self.seen, 0.0, False, self.seen[0] >= 1.0, {}
 
     for addon in (f"{Path(__file__)}:gained", gained):
         env = WithAddon(OneBuffer(), addon)
         env.reset()
         assert [env.step(np.zeros(1))[-1]["addon_reward"] for _ in range(3)] == [0.25] * 3
+    env = WithAddon(OneBuffer(), lambda observations, actions, next_observations, info: actions[:, 0])
+    env.reset()
+    assert env.step(np.zeros(1))[-1]["addon_reward"] == 0.0
     model = ResidualSAC(OneBuffer(), soft(0.1), None, SETTINGS)
     model.learn(8)
     assert model.replay_buffer.next_observations[:8].ravel().tolist() == [0.25, 0.5, 0.75, 1.0] * 2

@@ -68,6 +68,32 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     assert np.array_equal(found.next[:4], found.observation[1:5])
 
 
+def test_an_environment_that_changes_its_arrays_is_recorded_as_it_was(tmp_path: Path) -> None:
+    class Reusing(gymnasium.Wrapper[Any, Any, Any, Any]):
+        place = np.zeros(3, np.float32)
+
+        def reset(self, **options: Any) -> Any:
+            self.place[:], info = self.env.reset(**options)
+            return self.place, info
+
+        def step(self, action: Any) -> Any:
+            self.place[:], *rest = self.env.step(action)
+            action[:] = 9.0
+            return self.place, *rest
+
+    records = []
+    for name, made in (("a", gymnasium.make(PENDULUM)), ("b", Reusing(gymnasium.make(PENDULUM)))):
+        file = RecordFile(tmp_path / name, PENDULUM, "p", (3, 1))
+        env = Takeover(made, push, file)
+        env.reset(seed=0)
+        for _ in range(4):
+            env.step(np.array([0.25], np.float32))
+        file.close()
+        records.append(Record.read(tmp_path / name))
+    for field in ("observation", "action", "proposed", "next"):
+        assert np.array_equal(*(getattr(each, field) for each in records)), field
+
+
 def test_a_person_whose_action_is_none_is_one_sentence() -> None:
     for action, why in ((np.ones(3), "takes 1 finite number"), (np.array([np.nan]), "is .nan.")):
         env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a, action=action: action))

@@ -122,8 +122,7 @@ class GymnasiumEnvs(Batch):
     @property
     def limit(self) -> int | None:
         env, name = self.each[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
-        known = hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr(name)  # a class like Gymnasium's may lack it
-        steps = env.get_wrapper_attr(name) if known else None
+        steps = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
         return None if steps is None or not math.isfinite(steps) else int(steps)
 
     def reset(self) -> np.ndarray:

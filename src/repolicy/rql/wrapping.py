@@ -168,11 +168,11 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         last_row, past = self._last_row, AddonState(np.array([[self._is_first_step]]), self._pasts)
         self._is_first_step = False
-        observation, basic, terminated, truncated, info = self.env.step(action)
-        self._last_row = _row(observation)
-        actions = np.array(action).reshape(1, -1)
+        actions = np.array(action).reshape(1, -1)  # a copy, as `_row` gives one
         if actions.dtype.kind == "f":
             actions = actions.astype(np.float32)
+        observation, basic, terminated, truncated, info = self.env.step(action)
+        self._last_row = _row(observation)
         transitions = Transitions(last_row, actions, self._last_row, merge_infos([info]), past)
         info["addon_reward"] = float(self.addon.reward(transitions)[0])
         return observation, basic, terminated, truncated, info

@@ -63,7 +63,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, in which the policy acts first."""
         observation, info = self.env.reset(**options)
-        self._observation, self.acts, self._steps = np.ravel(observation), False, 0
+        self._observation, self.acts, self._steps = _flat_copy(observation), False, 0
         self._episode += 1
         return observation, info
 
@@ -82,8 +82,8 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         if isinstance(space, gymnasium.spaces.Box):  # clip the person's numbers; the policy's stay as they are
             own = action != np.asarray(proposed, space.dtype).reshape(space.shape)
             action = np.where(own, np.clip(action, space.low, space.high), action)
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        after = np.ravel(observation)
+        observation, reward, terminated, truncated, info = self.env.step(action.copy())
+        after = _flat_copy(observation)
         if self.record:
             time = self._steps / float(self.env.metadata.get("render_fps") or 30)
             self.record.add(
@@ -116,6 +116,11 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not (is_valid or isinstance(space, gymnasium.spaces.Box)):  # `step` clips to a Box's bounds
             raise UsageError(f"the person's action is {action.tolist()}; the environment takes {space}")
         return converted
+
+
+def _flat_copy(observation: Any) -> np.ndarray:
+    """Return an observation as a vector of its own, because an environment may reuse the array."""
+    return np.array(observation).reshape(-1)
 
 
 PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # the keys that raise and lower each number of an action
