@@ -55,7 +55,7 @@ def load_object(reference: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        hint = suggest(name, vars(module))
+        hint = suggest(name, [known for known, value in vars(module).items() if callable(value)])
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{hint}") from None
 
 
