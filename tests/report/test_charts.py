@@ -1,5 +1,6 @@
 """Drawings say no more than the numbers do: what hardly moves looks like it, and every curve has the same steps."""
 
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_names_stand_off_the_points_the_path_and_each_other() -> None:
             assert not any(left < x1 + s * (x2 - x1) < right and top < y1 + s * (y2 - y1) < foot for s in shares)
         for other in boxes[:index]:
             assert right < other[0] or other[1] < left or foot < other[2] or other[3] < top
+
+
+def test_a_name_is_nearest_to_its_own_point() -> None:
+    """Two points close to each other at the upper edge, where there is room for a name beside each."""
+    at = [(230.0, 200.0), (150.0, 28.0), (150.0, 48.0), (180.0, 80.0)]
+    names = ["prior", "ω′ 0.1", "ω′ 1", "ω′ 3"]
+    found = place_labels(names, at, [*at[1:], at[0]], Axes([0.0, 1.0], [0.0, 1.0], 400, 300))
+    for (x, y), own in zip(found, at, strict=True):
+        assert min(at, key=lambda point: math.dist(point, (x, y - 5.0))) == own
 
 
 def test_axes_say_what_they_are() -> None:

@@ -100,9 +100,14 @@ class SweepResult:
     @cached_property
     def knee(self) -> int | None:
         """Index of the point at the knee of the trade-off, or None where there is no knee, or no certain one."""
-        if not self.is_curve or self._knee_position == 0 or not self._is_knee_certain:
+        if not self.is_curve or not self._gains or self._knee_position == 0 or not self._is_knee_certain:
             return None
         return self._knee_position - 1
+
+    @property
+    def _gains(self) -> bool:
+        """Whether any point has more of the add-on's reward than the prior."""
+        return any(point.addon > self.prior.addon for point in self.points)
 
     @property
     def best(self) -> int | None:
@@ -136,7 +141,7 @@ class SweepResult:
 
     @cached_property
     def _knee_position(self) -> int:
-        """Position of the knee of the means, where 0 is the prior; also 0 where nothing bends or gains."""
+        """Position of the knee of the means, where 0 is the prior; also 0 where nothing bends."""
         return int(self._knee_positions(None)[0])
 
     @cached_property
@@ -150,7 +155,11 @@ class SweepResult:
     def _knee_positions(self, random: np.random.Generator | None) -> np.ndarray:
         """Return the knee's position in each resampling `[R]`; without `random`, that of the episodes as they are."""
         names = [self.cost_name, "addon_reward"]
-        means = [_resampled_means(point, names, random) for point in [self.prior, *self.points]]
+        everyone = [self.prior, *self.points]
+        count = len(self.prior.main_evaluation.basic)
+        # Episodes are drawn for all points at once, because they are paired: each begins at the same start.
+        episodes = np.arange(count)[None] if random is None else random.integers(0, count, (RESAMPLINGS, count))
+        means = [[_resampled_mean(point.column(name), episodes) for name in names] for point in everyone]
         costs, gains = (np.stack([each[index] for each in means], axis=-1) for index in (0, 1))  # [R, points]
         if self.has_basic_reward:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
@@ -164,7 +173,7 @@ class SweepResult:
             return "the points lie on no one curve, so none of them is a bend"
         if self.knee is not None:
             return f"the trade-off bends at {self.name(self.points[self.knee])}"
-        if not any(point.addon > self.prior.addon for point in self.points):
+        if not self._gains:
             return f"no value of {self.symbol} gains on the prior"
         if self._knee_position == 0:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
@@ -253,16 +262,10 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
     return int(np.argmax(_scaled_to_unit(gains) - _scaled_to_unit(costs)))
 
 
-def _resampled_means(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
-    """Return the mean of each quantity `[R]` over R bootstrap resamplings of a point's episodes."""
-    columns = [point.column(name) for name in names]
-    if random is None:
-        return [np.array([column.mean]) for column in columns]
-    count, means = len(columns[0].values), []
-    episodes = random.integers(0, count, (RESAMPLINGS, count))  # shared by all quantities
-    for column in columns:
-        weights = np.ones(count) if column.weights is None else column.weights
-        means.append((column.values * weights)[episodes].sum(-1) / weights[episodes].sum(-1))
+def _resampled_mean(column: Column, episodes: np.ndarray) -> np.ndarray:
+    """Return the mean of a quantity `[R]` over each of R draws of its episodes, `[R, E]`."""
+    weights = np.ones(len(column.values)) if column.weights is None else column.weights
+    means: np.ndarray = (column.values * weights)[episodes].sum(-1) / weights[episodes].sum(-1)
     return means
 
 

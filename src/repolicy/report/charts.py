@@ -147,13 +147,14 @@ def place_labels(
 ) -> list[Position]:
     """Return a position for each point's label, the middle of its baseline.
 
-    Each label takes the candidate position that covers the fewest points, parts of the path and earlier labels.
+    Each label takes the candidate position that covers the fewest points, parts of the path and earlier labels, and is
+    nearer to its own point than to another.
     """
     taken = [*points]
     for start, end in pairwise(map(np.array, path)):
         taken += [start + share * (end - start) for share in np.linspace(0, 1, 40)]
     positions: list[Position] = []
-    for label, (x, y) in zip(labels, points, strict=True):
+    for index, (label, (x, y)) in enumerate(zip(labels, points, strict=True)):
         half = 4.0 * len(label) + 2
         offsets = [(sign * dx, dy) for dx in (0, half + 12) for dy in (-16, 26, 5, -30, 40) for sign in (1, -1)]
         candidates = [(x + dx, y + dy) for dx, dy in offsets if dx or dy != 5]
@@ -163,6 +164,9 @@ def place_labels(
             covered = sum(left < tx < right and top < ty < bottom for tx, ty in taken)
             if left <= axes.left or right >= axes.width or top < 0 or bottom >= axes.height - axes.bottom:
                 covered += 99  # it would leave the chart
+            gaps = [math.hypot(max(left - tx, tx - right, 0), max(top - ty, ty - bottom, 0)) for tx, ty in points]
+            if gaps[index] > min(gaps):
+                covered += 50  # it would be read as another point's
             if covered < fewest:
                 fewest, best, box = covered, (px, py), (left, right, top, bottom)
         left, right, top, bottom = box
