@@ -56,6 +56,17 @@ def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.Capture
     assert printed(capsys, *words.split(), "--help").startswith(f"usage: repolicy {words.split()[0]} ")
 
 
+def test_help_for_an_environment_tells_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    def learning_rate(words: str) -> str:
+        text = " ".join(printed(capsys, *words.split(), "--help").split())
+        return text.partition("step size at the start. ")[2].partition(")")[0]
+
+    assert learning_rate("train") == "(default: depends on the environment"
+    assert learning_rate("train HalfCheetah-v4?reset_noise_scale=0.3") == "(default: 0.001"
+    assert learning_rate("train Hopper-v5") == "(default: 0.0005"
+    assert learning_rate("train my_envs.py:Puck") == "(default: 0.0003"
+
+
 def test_usage_tells_which_words_may_be_left_out() -> None:
     assert pages.help_page(EVERY["doctor"], "doctor").startswith("usage: doctor [RUN] [options]\n")
     assert pages.help_page(EVERY["compare"], "compare").startswith("usage: compare OLD NEW [options]\n")
@@ -130,4 +141,6 @@ def test_what_differs_by_the_prior_is_not_told_as_one_default() -> None:
     examples = [asdict(each) for each in Customize.defaults()[1]]
     differ = {name for name in every[0] if any(each[name] != every[0][name] for each in every)} - {"steps"}
     assert "activation" in differ
-    assert differ <= {name for name in examples[0] if any(each[name] != examples[0][name] for each in examples)}
+    shown_as_differing = {name for name in examples[0] if any(each[name] != examples[0][name] for each in examples)}
+    assert differ <= shown_as_differing
+    assert "steps" not in shown_as_differing  # the other settings follow from them

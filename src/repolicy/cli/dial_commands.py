@@ -140,10 +140,10 @@ class Sweep(Trains, CustomizesPrior):
     addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     omega: tuple[float, ...] = ()
-    """The values of ω′; 0 is the add-on alone."""
+    """The values of ω′; at 0 only --states holds the old behavior."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
-    ω′. omega: each point's own ω′, as always for a generative policy."""
+    ω′ above 0. omega: each point's own ω′, as always for a generative policy."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
     old reward. 0: the paper's objective."""

@@ -146,8 +146,8 @@ class Train(ResidualQLearning):
     """Add-on reward for full and greedy, as in `repolicy customize`; by default info["addon_reward"]."""
 
     @staticmethod
-    def defaults() -> SettingsDefaults:
-        return "the environment", [train_defaults(env) for env in ("", *TASKS)]
+    def defaults(env: str = "") -> SettingsDefaults:
+        return "the environment", [train_defaults(each) for each in ([env] if env else ["", *TASKS])]
 
     def run(self) -> dict[str, Any]:
         from repolicy.prepare.session import folder_for
@@ -188,7 +188,7 @@ class Customize(ResidualQLearning):
     reading: Options = field(default_factory=Options)
 
     @staticmethod
-    def defaults() -> SettingsDefaults:
+    def defaults(_: str = "") -> SettingsDefaults:
         return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:

@@ -25,9 +25,9 @@ MAX_UNGROUPED = 10  # a command with at most so many options has no groups
 INDENT, MAX_WIDTH = 26, 110
 
 
-def help_page(command: type, prog: str) -> str:
+def help_page(command: type, prog: str, subject: str = "") -> str:
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
-    used = [option for option in options(command) if option.name not in unused]
+    used = [option for option in options(command, subject) if option.name not in unused]
     positional = [option for option in used if option.metavar]
     words = [option.metavar if option.default == "(required)" else f"[{option.metavar}]" for option in positional]
     usage = " ".join([*words, "[options]"])

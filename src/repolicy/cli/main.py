@@ -131,7 +131,8 @@ def _parse_command(
         raise UsageError(f"there is no command {name!r}{suggest(name, [*commands, *groups])}; {prog} --help lists them")
     command, words = commands[name], _normalize_words(arguments)
     if not HELP.isdisjoint(words):
-        print(help_page(command, f"{prog} {name}"))
+        subject = "" if words[0].startswith("-") else words[0]
+        print(help_page(command, f"{prog} {name}", subject))
         sys.exit(0)
     for option in options(command):  # argparse would keep the values of the last mention only
         flag = f"--{option.name}"

@@ -104,13 +104,15 @@ class CustomizesPrior(OpensPolicy):
     named_settings: Settings = field(default_factory=Settings)
 
     @staticmethod
-    def defaults() -> SettingsDefaults:
-        by_shape = [settings_for_shape(64, 1), settings_for_shape(256, 12), settings_for_shape(64, 1, 10_000)]
-        return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
+    def defaults(_: str = "") -> SettingsDefaults:
+        usual, few_steps = settings_for_shape(64, 1), settings_for_shape(64, 1, 10_000)
+        examples = [usual, settings_for_shape(256, 12), replace(few_steps, steps=usual.steps)]
+        return "the prior and the steps", [*examples, replace(usual, activation="elu")]
 
 
-def defaults_by_env() -> SettingsDefaults:
-    return "the environment", [train_defaults(env) for env in ("", *TABLE)]
+def defaults_by_env(env: str = "") -> SettingsDefaults:
+    """Return the settings for `env`; without a name, those for environments that differ."""
+    return "the environment", [train_defaults(each) for each in ([env] if env else ["", *TABLE])]
 
 
 def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
@@ -170,9 +172,12 @@ class Option:
 
 
 @cache
-def options(command: type) -> tuple[Option, ...]:
-    """Return every option of a command, with those of its settings: first its own, then inherited ones."""
-    defaults: SettingsDefaults = command.defaults() if hasattr(command, "defaults") else ("", [])  # type: ignore[attr-defined]
+def options(command: type, subject: str = "") -> tuple[Option, ...]:
+    """Return every option of a command, with those of its settings: first its own, then inherited ones.
+
+    `subject` is the environment or prior that the command line names, for defaults that depend on it.
+    """
+    defaults: SettingsDefaults = command.defaults(subject) if hasattr(command, "defaults") else ("", [])  # type: ignore[attr-defined]
     inherited = {name for base in command.__mro__[1:] for name in vars(base).get("__annotations__", ())}
     return tuple(sorted(_options(command, (), [], defaults), key=lambda option: option.path[0] in inherited))
 
