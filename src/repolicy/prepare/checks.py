@@ -35,7 +35,9 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     if request.settings.keep is not None:
         if not np.isfinite(rollout.basic).all():
             raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
-        notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
+        notes.append(
+            "the environment's own reward is read to tell what share of it is kept; the policy never learns from it"
+        )
     for name in addon_names.with_weights(request.addons):
         addon = combine_addons([name])
         reward = addon.reward(rollout.transitions)

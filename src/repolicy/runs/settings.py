@@ -163,7 +163,7 @@ class Settings(AnySettings):
     """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
     keep: Annotated[float | None, Within(0.01, 1)] = None
     """Adapt omega so that the mean action keeps this share of what the prior's earns of the environment's own reward,
-    which is read for this number alone."""
+    from which the policy never learns."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
