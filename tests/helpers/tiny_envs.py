@@ -222,6 +222,10 @@ class Unbounded(Endless):
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------
+class TwoScales(Endless):
+    action_space = spaces.Box(np.array([-1.0, -60.0], np.float32), np.array([1.0, 60.0], np.float32))
+
+
 class NanObservation(Endless):
     """Fine for 10 steps of an episode, then NaN."""
 

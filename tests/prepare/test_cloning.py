@@ -246,6 +246,19 @@ def score_gradient(prior: Policy, policy: Policy, states: Tensor, seed: int) -> 
 
 
 @pytest.mark.usefixtures("_near")
+def test_log_probabilities_of_numbers_of_different_scales_are_fitted() -> None:
+    """One number of the action is 60 times as wide as the other: so are its bounds, and its std."""
+    stds = torch.tensor([0.2, 12.0])
+
+    class Scales:
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            return torch.distributions.Normal(0.0, stds).log_prob(actions).sum(-1)
+
+    policy, _ = fit_clone(ScoredPrior(Scales()), tiny("TwoScales"), FEW)
+    assert policy.std is not None
+    torch.testing.assert_close(policy.std, stds, rtol=0.1, atol=0.0)
+
+
 def test_a_policy_that_could_be_copied_is_fitted_where_that_is_wanted(tmp_path: Path) -> None:
     result, said = customized(as_policy(EXACT), tmp_path / "run", replace(FEW, critic_warmup=1.0), init="clone")
     assert result.policy.spec.hidden == (64, 64)

@@ -118,8 +118,6 @@ def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     actions, std = spaces.actions, 0.5
     if isinstance(prior, MeanPrior):
         std = float(prior.std.mean())
-    elif actions.kind == "continuous" and np.all(np.isfinite(actions.low + actions.high)):
-        std = 0.25 * float(np.mean(np.subtract(actions.high, actions.low)))
     family = "gaussian" if actions.kind == "continuous" else "categorical"
     return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
 
@@ -174,7 +172,10 @@ def _fit_to_scores(prior: ScoredPrior, policy: Policy, collector: Collector, blo
     same value, so the gradient is exactly 0 even for few samples.
     """
     stds = [] if policy.log_std is None else [policy.log_std]
-    adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=3.0)
+    low, high = np.array(policy.actions.low), np.array(policy.actions.high)
+    if policy.log_std is not None and np.all(np.isfinite(low + high)):
+        policy.log_std.data.copy_(torch.from_numpy(0.25 * (high - low)).log())
+    adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=10.0)
     generator, total = collector.generator, SCORED_ROUNDS * SCORED_EPOCHS
     for round_ in range(SCORED_ROUNDS):
         states = torch.cat([collector.collect(policy).prior_inputs[0].flatten(0, 1) for _ in range(blocks)])
