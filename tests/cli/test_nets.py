@@ -70,7 +70,11 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("export halfcheetah mine.onnx", 2, "mine.onnx is too much (the file to write is named by --out)"),
         ("train my_envs.py --alpha 0.1", 2, "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("evaluate hopper --seed -1", 2, "seed is -1; it must lie between 0 and 2147483647"),
-        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", 2, "customize and evaluate take code"),
+        (
+            "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
+            2,
+            "customize, evaluate and compare take code",
+        ),
         ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", 2, "--omega stands twice; write all its values"),
     ],
 )

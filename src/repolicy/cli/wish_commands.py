@@ -199,7 +199,7 @@ class Takeover(RunsPolicy):
     """file.py:function of (observation, proposed action) that returns your action, such as one that reads a joystick.
     Its attribute `wants`, a function of (observation, proposed action, acts now), may decide when to take over."""
     keys: Literal["window", "terminal"] = "window"
-    """Where keys are read. Without a display: terminal."""
+    """Where keys are read; without a display choose terminal."""
     steps: int = 2000
     """Number of steps."""
     out: Path = Path("record.jsonl")
