@@ -36,6 +36,7 @@ from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, w
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.report.run_page import repeat_command
+from repolicy.report.verdict import name_of_prior
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.result import Result
@@ -149,6 +150,9 @@ def test_dials_go_with_a_prior_that_is_fitted(tmp_path: Path) -> None:
     result = customize(steer, wish, objective, tmp_path / "run", settings, env=env, std=STD)
     dials = read_policy(RunFolder(result.folder).last_policy).policy.dials
     assert {str(each) for each in dials} == {"omega from 0.3 to 3", "stay_near from 0 to 2"}
+    kept = tmp_path / "kept.safetensors"
+    command_line(["dial", str(result.folder), "--at", "omega=1", "--at", "stay_near=1", "--out", str(kept)])
+    assert name_of_prior(read_policy(kept).card) == "the clone of its prior"
 
 
 @pytest.mark.usefixtures("_near")

@@ -23,9 +23,11 @@ import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.generative import noise_prior, standard_normal
 from repolicy.priors import hub
+from repolicy.ranges import Dial
 from repolicy.report import publish
 from repolicy.report.publish import push
 
@@ -134,6 +136,13 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
     save_policy("q/policy.safetensors", a_policy(), {"request": request, "command": command})
     Path("q/run.json").write_text(json.dumps({"request": request}))
     assert command in pushed_card(files, "q").partition("## Make it again")[2]
+
+
+def test_a_dial_is_not_pushed_and_no_repository_is_made_for_it(files: dict[str, dict[str, bytes]]) -> None:
+    repolicy.save_policy("dial.safetensors", ConditionedPolicy.from_prior(a_policy(), (Dial("omega", 0.1, 1.0),)))
+    with pytest.raises(UsageError, match="is one for every omega from 0.1 to 1, so it must be told which"):
+        pushed_card(files, "dial.safetensors", env=ENV)
+    assert not files
 
 
 class Decode(nn.Module):

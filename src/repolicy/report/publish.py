@@ -8,9 +8,9 @@ from typing import Any
 
 from repolicy.addons import addons_from_card, env_from_card, limits_from_card, load_addon
 from repolicy.envs import parse_env_name
-from repolicy.errors import check_counts
+from repolicy.errors import UsageError, check_counts
 from repolicy.evaluation import ACTIONS, Evaluation
-from repolicy.policies import SavedPolicy
+from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
@@ -44,6 +44,8 @@ def push(
     check_counts(episodes=episodes)
     repository, path = repository_of(target), find_policy(policy)
     saved = read_policy(path, reading)
+    if isinstance(saved.policy, ConditionedPolicy):
+        raise UsageError(saved.policy.missing_dials_message())
     content = saved_policy_bytes(saved)
     hub = import_hub()
     env = env or env_from_card(saved.card, path, trust)
