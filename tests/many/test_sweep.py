@@ -52,14 +52,14 @@ def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
     assert knee([1.0, 1.0], [2.0, 2.0]) == 0
 
 
-def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: int = 2) -> SweepResult:
+def found(*points: tuple[float, ...], spread: float = 0.0, episodes: int = 2, shared: bool = False) -> SweepResult:
     """A sweep that found (ω′, basic, add-on) of each, in episodes around it; the first is the prior's."""
-    waves = spread * np.random.default_rng(0).choice([-1.0, 1.0], (len(points), episodes))
-    made = [
-        Point(omega, Path("nowhere"), evaluation(basic + wave, addon + wave), None)
-        for (omega, basic, addon), wave in zip(points, waves - waves.mean(1, keepdims=True), strict=True)
-    ]
-    return SweepResult({}, Path("nowhere"), made[0], made[1:], {})
+    waves = spread * np.random.default_rng(0).choice([-1.0, 1.0], (1 if shared else len(points), episodes))
+    waves = np.broadcast_to(waves - waves.mean(1, keepdims=True), (len(points), episodes))
+    nowhere, made = Path("nowhere"), []
+    for (omega, basic, addon), wave in zip(points, waves, strict=True):
+        made.append(Point(omega, nowhere, evaluation(basic + wave, addon + wave), None))
+    return SweepResult({}, nowhere, made[0], made[1:], {})
 
 
 def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
@@ -114,17 +114,9 @@ def test_a_knee_is_named_only_where_it_is_larger_than_its_error() -> None:
     hidden = found(*SWEPT, spread=5000.0, episodes=50)
     assert hidden.knee is None
     assert hidden.verdict.startswith("no knee: the points' errors leave open which of them bends most; more episodes")
+    # A start that is bad for all points alike tells nothing about the bend.
+    assert found(*SWEPT, spread=5000.0, episodes=50, shared=True).verdict == "the trade-off bends at ω′ 0.3"
     assert found(*SWEPT, episodes=1).knee is None  # one episode says nothing of its error
-
-
-def test_what_all_points_share_in_an_episode_hides_no_knee() -> None:
-    """They begin at the same starts, so a start that is bad for all of them tells nothing about the bend."""
-    shared = 5000.0 * np.random.default_rng(0).standard_normal(50)
-    points = [
-        Point(omega, Path("nowhere"), evaluation(basic + shared, addon + shared), None) for omega, basic, addon in SWEPT
-    ]
-    swept = SweepResult({}, Path("nowhere"), points[0], points[1:], {})
-    assert swept.verdict == "the trade-off bends at ω′ 0.3"
 
 
 def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
