@@ -127,10 +127,8 @@ class DialedPolicy:
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
         """Return the metadata of a position's file: the run's, without its scores, with the dials' values."""
-        values = self.named(position)
-        card = {
-            key: self.saved.card[key] for key in ("request", "versions", "steps", "prior_is") if key in self.saved.card
-        }
+        values, kept = self.named(position), ("request", "versions", "steps", "prior_is")
+        card = {key: value for key, value in self.saved.card.items() if key in kept}
         if self.dials and "request" in card:
             weights = {name: value for name, value in values.items() if name in DIALED}
             objective = card["request"].get("objective", {}) | weights
