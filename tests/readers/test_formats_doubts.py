@@ -191,7 +191,9 @@ def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
 
 def test_a_file_of_code_is_told_from_a_policys(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine: ...")
-    with pytest.raises(FileError, match=r"mine.py holds code \(name what is in it, .*mine.py:NAME; an environment"):
+    with pytest.raises(
+        FileError, match=r"mine.py holds no policy, but code: name what is in it, .*mine.py:NAME; an environment"
+    ):
         describe(tmp_path / "mine.py")
 
 

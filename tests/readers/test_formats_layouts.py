@@ -55,7 +55,7 @@ def test_layers_of_td3_without_its_bounds_are_of_another_script(tmp_path: Path) 
 
 def test_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:
     np.savez(tmp_path / "demo.npz", observations=np.zeros((9, 5)), actions=np.zeros((9, 2)))
-    with pytest.raises(FileError, match=r"holds demonstrations \(`repolicy imitate .*demo.npz` makes a policy of them"):
+    with pytest.raises(FileError, match=r"demonstrations: `repolicy imitate .*demo.npz` makes a policy of them$"):
         describe(tmp_path / "demo.npz")
 
 

@@ -204,7 +204,7 @@ def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
 
 def test_statistics_in_place_of_a_policy_are_told_as_such(tmp_path: Path) -> None:
     with_statistics(tmp_path, "vecnormalize.pkl")
-    with pytest.raises(FileError, match="VecNormalize's statistics .* by --vecnormalize"):
+    with pytest.raises(FileError, match="holds no policy, but VecNormalize's statistics: .* by --vecnormalize"):
         describe(tmp_path / "vecnormalize.pkl")
 
 

@@ -130,6 +130,8 @@ class PolicyFile:
         if options.layout is not None and self.format in RUNNABLE_FORMATS:
             raise UsageError(f"{self.path} is a graph, which tells its layers itself: leave --layout out")
         if name is None:
+            if other := self._known_otherwise():
+                raise FileError(f"{self.path} holds no policy, but {other}")
             problem = f"{self.path} holds {self._summarize_unknown()}, and no policy of a known layout"
             raise FileError(f"{problem}; known are {KNOWN_LIBRARIES}; {EXPORT_HINT}{self._layout_hint()}")
         context = ReadContext(self.path, options)
@@ -159,21 +161,26 @@ class PolicyFile:
             return ""
         return f', or say which tensors are what, such as --layout "{printable(layout)}"' if layout else ""
 
+    def _known_otherwise(self) -> str:
+        """Return what a file is that is often named in place of a policy, and what to do; empty for any other."""
+        if {"observations.npy", "actions.npy"} <= {*self.zip_names}:
+            return f"demonstrations: `repolicy imitate {self.path}` makes a policy of them"
+        if self.path.suffix == ".py":
+            return f"code: name what is in it, {self.path}:NAME; an environment stands behind --env"
+        saved = self.unpickled if self.is_pickled or self.is_safetensors else None
+        if isinstance(saved, ObjectStub) and saved.last == "VecNormalize":
+            return "VecNormalize's statistics: name the policy's zip, and this file by --vecnormalize"
+        if isinstance(saved, dict) and {"state_dict", "data"} == saved.keys():
+            return "what Stable-Baselines3's policy.save wrote: save the model itself instead"
+        return ""
+
     def _summarize_unknown(self) -> str:
         """Return a few words about a file of an unknown format, for an error message."""
-        if {"observations.npy", "actions.npy"} <= {*self.zip_names}:
-            return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
-        if self.path.suffix == ".py":
-            return f"code (name what is in it, {self.path}:NAME; an environment stands behind --env)"
         if not (self.is_pickled or self.is_safetensors):
             return f"a zip of {first_names(self.zip_names)}" if self.zip_names else f"{len(self.content):,} bytes"
         saved = self.unpickled
-        if isinstance(saved, ObjectStub) and saved.last == "VecNormalize":
-            return "VecNormalize's statistics (name the policy's zip, and this file by --vecnormalize)"
         if isinstance(saved, ObjectStub):
             return f"a whole module, {short_repr(saved)}, whose code is not in it"
         if not isinstance(saved, dict):
             return f"a pickle of {short_repr(saved)}"
-        if {"state_dict", "data"} == saved.keys():
-            return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
         return f"a dict of {first_names(map(str, saved))}"
