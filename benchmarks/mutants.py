@@ -25,12 +25,13 @@ GAITS = "tests/addons/test_gaits.py"
 CARRYING = "tests/policies/test_metadata.py"
 POOL = "tests/many/test_pool.py"
 GENERATIVE = "tests/prepare/test_generative.py"
+UNTRAINED = "tests/prepare/test_untrained.py"
 BEGINNING = "tests/learning/test_beginning.py"
 TREE = "tests/planning/test_tree.py"
 WISH_FILE = "tests/addons/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
-    Mutant("prepare/generative.py", "np.where(chunk.counts, self.addon.reward(transitions), 0.0)", "self.addon.reward(transitions)", GENERATIVE, "steps behind an end count for a draw"),
+    Mutant("prepare/generative.py", "np.where(chunk.counts, self.addon.reward(transitions), 0.0)", "self.addon.reward(transitions)", UNTRAINED, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("addons/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
     Mutant("addons/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
@@ -297,9 +298,9 @@ ROOMS = [
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("evaluation.py", "rollout.actions.square().mean(-1)", "rollout.actions.square().sum(-1)", GENERATIVE, "the square of noise grows with its size"),
-    Mutant("prepare/generative.py", "(scale * std - MIN_STD)", "(scale * torch.ones_like(std) - MIN_STD)", GENERATIVE, "noise of scale 1 is not the prior's"),
-    Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
-    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", GENERATIVE, "steps of copies are not counted"),
+    Mutant("prepare/generative.py", "(scale * std - MIN_STD)", "(scale * torch.ones_like(std) - MIN_STD)", UNTRAINED, "noise of scale 1 is not the prior's"),
+    Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", UNTRAINED, "the worst of some draws is taken"),
+    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", UNTRAINED, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "(file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256", "(file := PolicyFile(path))", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "decoder_bytes(parse_env_name(worker.request.env).decoder)", 'b""', GENERATIVE, "a policy's file without its decoder"),

@@ -14,6 +14,7 @@ PLANNER = "tests/planning/test_planner.py"
 INFERENCE = "tests/wishes/test_inference.py"
 PREFERENCES = "tests/wishes/test_inference.py"
 TAKEOVER = "tests/wishes/test_takeover.py"
+LOOP = "tests/wishes/test_learning_loop.py"
 RECORD = "tests/wishes/test_record.py"
 KEYS = "tests/wishes/test_keys.py"
 ASK = "tests/wishes/test_ask.py"
@@ -81,19 +82,19 @@ WINGS = [
     Mutant("planning/tree.py", "tree.last_outcomes = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("planning/keeping.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),
     Mutant("wishes/record.py", "max(start - self.before, 0)", "max(start - self.before + 1, 0)", RECORD, "a bad step too few"),
-    Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
+    Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", LOOP, "a page with a person's steps for the policy's"),
     Mutant("wishes/record.py", "first + length <= episode[-1] + 1", "first + length <= episode[-1] + 2", RECORD, "windows that reach into another episode"),
     Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),
-    Mutant("wishes/learning_loop.py", "person_steps and begun < MIN_WINDOWS", "person_steps and begun < 0", TAKEOVER, "a wish of one window"),
+    Mutant("wishes/learning_loop.py", "person_steps and begun < MIN_WINDOWS", "person_steps and begun < 0", LOOP, "a wish of one window"),
     Mutant("wishes/takeover.py", "np.where(own, np.clip(action, space.low, space.high), action)", "np.clip(action, space.low, space.high)", TAKEOVER, "the policy's actions are cut beside a person"),
     Mutant("wishes/preferences.py", "parts[0].data[:, constant] = 0.0", "pass", INFERENCE, "networks guess what no clip showed"),
     Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
-    Mutant("wishes/learning_loop.py", "alpha, theta, probabilities,", "alpha, None, probabilities,", TAKEOVER, "a round forgets the wish before it"),
-    Mutant("wishes/learning_loop.py", "records[best]], policies[best]", "records[best]], policies[-1]", TAKEOVER, "the loop goes on from a round that was worse"),
-    Mutant("wishes/learning_loop.py", "- 1 - best < PATIENCE", "- 1 - best <= PATIENCE", TAKEOVER, "the loop ends a round later"),
+    Mutant("wishes/learning_loop.py", "alpha, theta, probabilities,", "alpha, None, probabilities,", LOOP, "a round forgets the wish before it"),
+    Mutant("wishes/learning_loop.py", "records[best]], policies[best]", "records[best]], policies[-1]", LOOP, "the loop goes on from a round that was worse"),
+    Mutant("wishes/learning_loop.py", "- 1 - best < PATIENCE", "- 1 - best <= PATIENCE", LOOP, "the loop ends a round later"),
     Mutant("wishes/keys.py", "pad.get_axis(axis) - rest) > DEAD_ZONE", "pad.get_axis(axis)) > DEAD_ZONE", KEYS, "a trigger at rest acts"),
     Mutant("wishes/learning_loop.py", "if keys and keys.shows else", "if keys else", TAKEOVER, "a terminal asks for pictures"),
-    Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", TAKEOVER, "where a policy began is foretold, too"),
+    Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", LOOP, "where a policy began is foretold, too"),
     Mutant("wishes/pairs.py", "mode + offset, mode)", "mode + deviation, mode)", ASK, "a clip's deviation is not held"),
     Mutant("wishes/pairs.py", "-means[:, None]", "0 * means[:, None]", ASK, "networks that pay every step alike"),
     Mutant("wishes/pairs.py", "sums[:, 0] - sums[:, 1], values", "sums[:, 1] - sums[:, 0], values", ASK, "the worse clip is liked"),
@@ -174,7 +175,7 @@ WINGS = [
     Mutant("policies/metadata.py", "checkpoint.get(DIGEST) == actor_digest(weights)", "True", "tests/hosts/test_squashed.py", "a checkpoint's policy beside other weights"),
     Mutant("hosts/rsl_rl.py", "if total > TARGET_RATIO * self.method.desired_kl * states:", "if False:", "tests/hosts/test_rsl_rl.py", "an update that never ends early"),
     Mutant("wishes/keys.py", "REPEATED if key in before else HELD", "REPEATED", KEYS, "a held key that is let go until it repeats"),
-    Mutant("wishes/learning_loop.py", "if path.exists():\n                tensors", "if False:\n                tensors", TAKEOVER, "another wish over that of a folder"),
+    Mutant("wishes/learning_loop.py", "if path.exists():\n                tensors", "if False:\n                tensors", LOOP, "another wish over that of a folder"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),
     Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
     Mutant("hosts/measuring.py", "part[..., at::count]", "part[..., 0::count]", "tests/hosts/test_measuring.py", "episodes of somebody else who acts beside"),

@@ -276,7 +276,9 @@ def test_an_envpool_that_cannot_be_imported_is_told_with_the_reason(
 def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_trained_and_copied(tmp_path: Path) -> None:
     class Other:
         observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        close = print
+
+        def close(self) -> None:
+            pass
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(1, np.float32), {}
@@ -287,9 +289,8 @@ def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_train
     settings = repolicy.Settings(steps=64, ranks=1, envs=2, n_steps=16, minibatch=16, hidden=(4,))
     run = repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings)
     assert run.finished
-    assert (
-        repolicy.plan(run.policy, lambda *parts: parts[1][:, 0], env=Other, omega=0.1, states=0.0).observation_size == 1
-    )
+    planner = repolicy.plan(run.policy, lambda *parts: parts[1][:, 0], env=Other, omega=0.1, states=0.0)
+    assert planner.observation_size == 1
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------

@@ -3,8 +3,13 @@
 import gymnasium
 import numpy as np
 
+from repolicy.runs.settings import Settings
+
 HERE = "noise_worlds"
 MATRIX = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
+FEW = Settings(
+    steps=256, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=1, ranks=1, evaluation_episodes=2
+)
 
 
 class Walk(gymnasium.Env):

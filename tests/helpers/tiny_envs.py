@@ -221,11 +221,11 @@ class Unbounded(Endless):
     action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
-# Broken ones ----------------------------------------------------------------------------------------------------------
 class TwoScales(Endless):
     action_space = spaces.Box(np.array([-1.0, -60.0], np.float32), np.array([1.0, 60.0], np.float32))
 
 
+# Broken ones ----------------------------------------------------------------------------------------------------------
 class NanObservation(Endless):
     """Fine for 10 steps of an episode, then NaN."""
 

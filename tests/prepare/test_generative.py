@@ -9,17 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from noise_worlds import AIM, COST, HERE, RIGHT, SKEWED, WALK, named, same, three
+from noise_worlds import AIM, COST, FEW, HERE, RIGHT, SKEWED, WALK, named, same, three
 from quick_graphs import quick_graph
-from small_runs import Listening
 from torch import Tensor, nn
 
 from repolicy.addons.addon import combine_addons
 from repolicy.addons.trust import check_trust
 from repolicy.cli.main import main as command_line
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Transitions
-from repolicy.envs.wrapped import NoiseEnvs
+from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.evaluation import evaluate
 from repolicy.learning.multipliers import kept_sentence
@@ -30,25 +28,13 @@ from repolicy.policies.export import onnx_runner
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare import generative
 from repolicy.prepare.decision import decide
-from repolicy.prepare.generative import (
-    BestOf,
-    check_copyable,
-    decoder_reference,
-    noise_prior,
-    open_start,
-    standard_normal,
-    with_noise_scale,
-)
+from repolicy.prepare.generative import decoder_reference, noise_prior, open_start, standard_normal, with_noise_scale
 from repolicy.priors import decoders
 from repolicy.priors.decoders import load_decoder
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-
-FEW = Settings(
-    steps=256, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=1, ranks=1, evaluation_episodes=2
-)
 
 
 @pytest.fixture(autouse=True)
@@ -317,64 +303,6 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         check_trust("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 
 
-def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
-    """The mean of the largest of sixteen normal numbers is 1.766."""
-    envs = make_envs(f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1", 400, 0)
-    agent = BestOf(standard_normal(2, 2), combine_addons([f"{HERE}:first"]), 16)
-    agent.watch(envs)
-    assert agent(envs.reset())[:, 0].mean() == pytest.approx(1.766, abs=0.08)
-
-
-def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
-    """Beside each draw in an environment of its own that begins alike, so near to the end that many draws end early."""
-    addon, envs, tried = combine_addons([RIGHT]), make_envs(named("three", chunk=3), 1, 13), []
-    agent, seen = BestOf(standard_normal(2, 2), addon, 64), envs.reset()
-
-    class Heard:
-        def copies(self, *given):
-            copies = envs.copies(*given)
-            step = copies.step
-            copies.step = lambda noise: tried.append(noise) or step(noise)
-            return copies
-
-    agent.watch(Heard())
-    [chosen], [before] = agent(seen), [env.unwrapped.place.copy() for env in envs.envs.each]
-    paid = []
-    for draw in tried[0]:
-        other = make_envs(envs.name, 1, 13)
-        np.testing.assert_array_equal(other.reset(), seen)
-        chunk = other.step(draw[None]).chunk
-        paid.append(addon.reward(Transitions(*chunk[:4]))[chunk.counts].sum())
-    assert len(paid) == 64
-    np.testing.assert_array_equal(chosen, tried[0][np.argmax(paid)])
-    np.testing.assert_array_equal(before, envs.envs.each[0].unwrapped.place)
-    np.testing.assert_array_equal(before.astype(np.float32), seen[0])
-
-
-def test_what_cannot_be_copied_is_a_sentence() -> None:
-    with pytest.raises(UsageError, match="EnvPool's alone"):
-        check_copyable("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combine_addons([RIGHT]))
-    with pytest.raises(UsageError, match="action_rate has a past"):
-        check_copyable(named("same"), combine_addons(["action_rate"]))
-
-
-def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By how often environments and their copies were stepped."""
-    taken, heard, step = [], Listening(), NoiseEnvs.step
-
-    def counted(self, actions):
-        taken.append(self.count)
-        return step(self, actions)
-
-    monkeypatch.setattr(NoiseEnvs, "step", counted)
-    settings = replace(FEW, evaluation_episodes=0)
-    asked = {"env": WALK, "noise": 2, "chunk": 3, "callbacks": [heard]}
-    customize(f"{HERE}:three", RIGHT, residual(), tmp_path / "run", settings, **asked)
-    [sentence] = [each for each in heard.said if "in all" in each]
-    assert sentence.startswith(f"{sum(taken):,} decisions, of 3 steps of the environment each, in all: ")
-    assert any("best of 16 by the wish: basic reward" in each for each in heard.said)
-
-
 def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     policy, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
     found = policy(torch.randn(5, 2))
@@ -393,20 +321,6 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective.alpha == 0.3
     dial = decide(residual(Range(0.1, 3.0)), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective
     assert dial.at({"omega": 0.7}).alpha == 0.7
-
-
-def test_without_training_a_prior_that_was_customized_is_itself() -> None:
-    """Of two priors, N((3, 0), 0.5² I) is not N(0, I): its noise of scale 1, its draws, and the square of its noise."""
-    policy = with_noise_scale(standard_normal(2, 2), 0.5)
-    policy.network.biases[-1].copy_(torch.tensor([3.0, 0.0]))
-    assert torch.allclose(with_noise_scale(policy, 1.0).std, torch.full((2,), 0.5))
-    spot = f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1"
-    agent, envs = BestOf(policy, combine_addons([f"{HERE}:first"]), 16), make_envs(spot, 400, 0)
-    agent.watch(envs)
-    assert agent(envs.reset())[:, 0].mean() == pytest.approx(3.0 + 0.5 * 1.766, abs=0.04)
-    found = [evaluate(policy, spot, 400, prior=policy, deterministic=each).columns for each in (True, False)]
-    squares = [each["noise_square"].mean for each in found]
-    assert squares == pytest.approx([9.0 / 2, 9.0 / 2 + 0.25], rel=0.05)
 
 
 def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.policies.distributions import ActionSpace
+from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import open_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import PolicyDescription, Std
 from repolicy.readers.reading import Options
@@ -15,10 +18,18 @@ from repolicy.readers.recognize import PolicyFile
 
 COUNT = 256
 TOLERANCE = 1e-5
+STD = Options(std=0.2)
 
 
 def describe(path: str | Path, options: Options | None = None) -> PolicyDescription:
     return PolicyFile(path).describe(options or Options())
+
+
+def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
+    """Open a file that runs as it is, for observations and actions of these sizes."""
+    found = open_policy(path, STD, trust).agent
+    assert isinstance(found, MeanPrior)
+    return found.for_spaces(size, ActionSpace("continuous", (width,)))
 
 
 def recognized(path: Path) -> str | None:

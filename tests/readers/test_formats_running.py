@@ -1,6 +1,5 @@
 """Files that cannot be copied run as they are, and agree with onnxruntime and PyTorch, memory included."""
 
-import itertools
 import os
 import signal
 import threading
@@ -11,28 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, describe, mean, observations, random, stirred
+from comparing import STD, assert_equal, describe, mean, observations, placed, random
 from made_checkpoints import Around
 from made_graphs import graph, node, onnx, run, script
-from torch import Tensor, nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import open_policy, prior_from_source, prior_source
-from repolicy.priors.running import Graph, Script
-from repolicy.readers.reading import Options
+from repolicy.priors.running import Graph
 from repolicy.readers.recognize import PolicyFile
 from repolicy.runs.machine import terminated_as_interrupted
-
-STD = Options(std=0.2)
-
-
-def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
-    found = open_policy(path, STD, trust).agent
-    assert isinstance(found, MeanPrior)
-    return found.for_spaces(size, ActionSpace("continuous", (width,)))
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
@@ -270,138 +259,6 @@ def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: st
         (folder / "link").unlink()
         (folder / "link").write_bytes(bytes(16))
         Graph(PolicyFile(looping(folder / "loop.onnx", 3, tensor)))
-
-
-# TorchScript ----------------------------------------------------------------------------------------------------------
-class Recurrent(nn.Module):
-    """As robots' makers export it: an LSTM whose state is in buffers."""
-
-    hidden_state: Tensor
-    cell_state: Tensor
-
-    def __init__(self, layers: int = 1) -> None:
-        super().__init__()
-        self.memory, self.last = nn.LSTM(5, 8, layers), nn.Linear(8, 3)
-        self.register_buffer("hidden_state", torch.zeros(layers, 1, 8))
-        self.register_buffer("cell_state", torch.zeros(layers, 1, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, (h, c) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
-        self.hidden_state[:] = h
-        self.cell_state[:] = c
-        return self.last(out.squeeze(0))
-
-    @torch.jit.export
-    def reset_memory(self) -> None:
-        self.hidden_state[:] = 0.0
-        self.cell_state[:] = 0.0
-
-
-class Renewed(Recurrent):
-    """The same with new tensors in each step. Those at the start are equal, and the compiler makes them one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, (self.hidden_state, self.cell_state) = self.memory(x.unsqueeze(0), (self.hidden_state, self.cell_state))
-        return self.last(out.squeeze(0))
-
-    @torch.jit.export
-    def reset_memory(self) -> None:
-        self.hidden_state = torch.zeros(1, 1, 8)
-        self.cell_state = torch.zeros(1, 1, 8)
-
-
-class ByHand(nn.Module):
-    """A memory without an axis of rows: it cannot run two environments at a time."""
-
-    sum: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("sum", torch.zeros(5))
-        self.last = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sum += x[0]
-        return self.last(self.sum).unsqueeze(0)
-
-
-def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
-    module, obs = stirred(Around()), observations(5)
-    path = script(tmp_path / "policy.pt", module, 5)
-    with pytest.raises(UsageError, match=r"its code .*; it is .* a program, .*add --trust \(in Python, trust=True\)"):
-        open_policy(path, STD)
-    prior = placed(path, 5, 3, trust=True)
-    assert not prior.has_memory
-    with torch.no_grad():
-        assert_equal(prior.distribution(obs).mode(), module(obs))
-
-
-@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
-def test_torchscript_of_another_precision_gets_observations_of_it(kind: torch.dtype, tmp_path: Path) -> None:
-    module, obs = stirred(Around()).to(kind), observations(5)
-    prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
-    with torch.no_grad():
-        assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
-
-
-@pytest.mark.parametrize("module", [Recurrent(), Recurrent(layers=2), Renewed()])
-def test_an_lstm_remembers_each_episode_of_its_own(module: Recurrent, tmp_path: Path) -> None:
-    """Against PyTorch's LSTM over each episode as one sequence."""
-    stirred(module)
-    module(torch.randn(1, 5))  # it was saved in the middle of an episode
-    path = script(tmp_path / "policy.pt", module, 5)
-    prior = placed(path, 5, 3, trust=True)
-    assert prior.has_memory
-    steps, ended = torch.randn(9, 4, 5), torch.zeros(9, 4, dtype=torch.bool)
-    ended[3, 0] = ended[0, 2] = ended[6, 2] = True
-    first, state = prior.follow(steps[:5], ended[:5], None)
-    second, _ = prior.follow(steps[5:], ended[5:], state)
-    found = torch.cat([first.mode(), second.mode()])
-    for n in range(4):
-        starts = [0, *(np.flatnonzero(ended[:, n]) + 1).tolist(), 9]
-        for start, end in itertools.pairwise(starts):
-            with torch.no_grad():
-                wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
-            torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
-    again, _ = prior.for_spaces(5, prior.actions).follow(steps[:5], ended[:5], None)
-    assert torch.equal(again.mode(), first.mode())
-    fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
-    assert fast.prepare(5)
-    assert fast._runs_batches  # rows are kept apart, so that they run together
-    slow.prepare(5)
-    slow._runs_batches = False
-    state = fast.begin(4)
-    for rows in steps:
-        a, after = fast.step(rows.numpy(), state)
-        b, same = slow.step(rows.numpy(), state)
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(after["cell_state"], same["cell_state"], atol=1e-5, rtol=1e-4)
-        state = after
-
-
-def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:
-    module = stirred(ByHand())
-    prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
-    steps = torch.randn(4, 3, 5)
-    for _ in range(2):  # a run begins with it several times
-        prior = prior.for_spaces(5, prior.actions)
-        found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
-        with torch.no_grad():
-            torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
-
-
-def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last, self.count = nn.Linear(5, 3), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return self.last(x) * self.count
-
-    with pytest.raises(UsageError, match="its state is not in its buffers"):
-        placed(script(tmp_path / "policy.pt", Counts(), 5), 5, 3, trust=True)
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

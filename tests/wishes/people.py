@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 PENDULUM = "Pendulum-v1"
+SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "evaluation_episodes": 1}
 
 
 def push(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
@@ -20,3 +21,15 @@ def person(wants: Callable[..., bool], act: Callable[..., Any] = push) -> Callab
 
     one.wants = wants  # type: ignore[attr-defined]
     return one
+
+
+def below_zero(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return bool(proposed[0] < 0)
+
+
+def always(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return True
+
+
+def never(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return False
