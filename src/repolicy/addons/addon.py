@@ -12,14 +12,14 @@ function has an attribute `metric`, a function of the same arguments, reports sh
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from repolicy.addons.addon_names import Wish, import_target, requests_of, split_weight, titles_of
 from repolicy.addons.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered
-from repolicy.addons.wish_file import check_same_env, is_wish_file, open_wish
+from repolicy.addons.wish_file import LearntWish, check_same_env, is_wish_file, open_wish
 from repolicy.envs import StatefulAddon, Transitions, parse_env_name
 from repolicy.errors import NumericError, UsageError, describe_error, in_one_sentence
 from repolicy.loading import load_object
@@ -181,6 +181,13 @@ def load_addon(wish: Wish, env: str) -> Addon | None:
 def combine_addons(requests: Sequence[str]) -> Addon:
     """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
     return Addon(tuple(map(load_term, requests)))
+
+
+def weighted_wish(request: str) -> LearntWish:
+    """Return the learnt wish of a request such as `wish.safetensors=2`, with θ times its weight."""
+    addon, _ = split_weight(request)
+    wish = open_wish(addon)
+    return replace(wish, theta=load_term(request).weight * wish.theta)
 
 
 def load_term(request: str) -> AddonTerm:

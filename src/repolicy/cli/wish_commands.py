@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -156,7 +156,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def _infer_from_records(self) -> tuple[Any, dict[str, Any]]:
         """Return the wish inferred from records of take-overs, and further values for --json."""
-        from repolicy.addons import addon_names, check_trust, combine_addons, open_wish
+        from repolicy.addons import check_trust, weighted_wish
         from repolicy.priors import open_agent
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
@@ -172,12 +172,9 @@ class Infer(InferenceOptions, RunsPolicy):
         if not any(record.person.any() for record in records):
             raise UsageError("in the record nobody took over: the policy is as wanted, or record more")
         opened = open_agent(self.policy, self.reading, self.trust)
-        earlier = None
-        if self.wish:
-            earlier = open_wish(addon_names.split_weight(self.wish)[0])  # raises where it is no learnt wish
-            [weight] = combine_addons([self.wish]).weights
-            earlier = replace(earlier, theta=weight * earlier.theta)
-        elif known := [name for name in opened.card.get("request", {}).get("addons", ()) if ".safetensors" in name]:
+        earlier = weighted_wish(self.wish) if self.wish else None
+        known = [name for name in opened.card.get("request", {}).get("addons", ()) if ".safetensors" in name]
+        if known and earlier is None:
             missing = f"without --wish {quote(printable(known[0], 200))}, what is inferred comes on top of it"
             Terminal().say(f"{self.policy} was customized to a learnt wish: {missing}")
         labels = Labels(self.before, self.settle, self.passed)
