@@ -200,7 +200,6 @@ def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
     [
         ({"samples": 1}, "2 or more"),
         ({"horizon": -1}, "1 or more"),
-        ({"base": "flat"}, "nominal, uniform"),
         ({"discount": 0.0}, "above 0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"noise": float("nan")}, "noise is nan; it must be above 0"),

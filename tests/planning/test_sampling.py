@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import DISCOUNT, as_policy
-from linear_world import PRIOR, augmented, first_action, looked, nothing, planner
+from linear_world import OMEGA, PRIOR, augmented, first_action, looked, planner
 from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 
-from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model
@@ -17,9 +16,8 @@ from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
-from repolicy.planning.sampling import BASES, effective, interpolate, normalized, temperature
-from repolicy.planning.scoring import Score, simulated
-from repolicy.policies import Policy
+from repolicy.planning.sampling import effective, interpolate, normalized, temperature
+from repolicy.planning.scoring import simulated
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 
@@ -27,32 +25,16 @@ STD = float(PRIOR.covariance) ** 0.5
 
 
 @pytest.mark.parametrize(
-    ("horizon", "samples", "closed", "discount"),
-    [(1, 50_000, True, DISCOUNT), (3, 100_000, False, 0.99), (8, 200_000, True, 0.99), (8, 200_000, False, DISCOUNT)],
+    ("horizon", "samples", "discount"), [(1, 50_000, DISCOUNT), (3, 100_000, 0.99), (8, 200_000, 0.99)]
 )
-def test_the_uniform_base_finds_the_residual_optimum(horizon, samples, closed, discount):
-    """With the exact value at its end, a plan's first action is the optimum's, however long the plan is."""
+def test_a_plan_begins_as_the_residual_optimum(horizon, samples, discount):
+    """With the exact value at its end, however long it is. The noise, too, draws to the prior, as if ω′ were λ larger."""
     optimum = augmented(0.1, discount).policy
-    made = planner(horizon=horizon, samples=samples, base="uniform", closed=closed, discount=discount)
+    made = planner(horizon=horizon, samples=samples, discount=discount)
+    made = replace(made, score=replace(made.score, omega=OMEGA - 0.1))
     mean, variance = first_action(made)
     assert mean == pytest.approx(-float(optimum.gain), abs=0.01)
     assert variance == pytest.approx(float(optimum.covariance), rel=0.03)
-
-
-@pytest.mark.parametrize("family", ["gaussian", "squashed"])
-@pytest.mark.parametrize("horizon", [1, 3])
-def test_without_a_wish_the_maximum_entropy_plan_is_the_prior_itself(family, horizon):
-    made = planner(horizon=horizon, samples=100_000, base="uniform", noise=1.3, temperature=1.0)
-    prior = Policy(replace(made.prior.spec, family=family))
-    torch.nn.init.zeros_(prior.network.weights[-1])  # the same in each state
-    prior.network.biases[-1].data.fill_(0.5)
-    prior.log_std.data.fill_(-0.5)
-    score = Score(Addon((AddonTerm("nothing", nothing),)), 1.0, 0.0, 1.0, None, None)
-    found = looked(replace(made, prior=prior, score=score))
-    for step in found.deviations[0, :, :, 0].T:
-        mean = found.weights[0] @ step
-        assert mean == pytest.approx(0.0, abs=0.02)
-        assert found.weights[0] @ np.square(step - mean) == pytest.approx(1.0, rel=0.03)
 
 
 def quadratic(made, horizon):
@@ -60,26 +42,23 @@ def quadratic(made, horizon):
     one = np.eye(horizon)
     points = [0.0 * one[0], *one, *-one, *(one[i] + one[j] for i in range(horizon) for j in range(horizon))]
     candidates = np.array(points)[None, :, :, None]
-    scores, _ = simulated(
+    [scores] = simulated(
         made.model, made.prior, np.ones((1, 1), np.float32), candidates, np.full((1, 1), STD), made.score
     )
-    scores = scores[0]
     up, down, both = scores[1 : 1 + horizon], scores[1 + horizon : 1 + 2 * horizon], scores[1 + 2 * horizon :]
     curvature = both.reshape(horizon, horizon) - up[:, None] - up[None] + scores[0]
     return 0.5 * (up - down), curvature
 
 
-@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("knots", [0, 2])
-def test_each_base_converges_to_its_own_closed_form(base, knots):
+def test_a_plan_converges_to_its_closed_form(knots):
     """exp(S/λ) times a Gaussian is a Gaussian."""
     plans = np.array([[[0.5], [-0.3], [0.2]]])
-    made = planner(base=base, samples=100_000, knots=knots, noise=0.8)
+    made = planner(samples=100_000, knots=knots, noise=0.8)
     lines = 0.8 * interpolate(knots or 3, 3)
     gradient, curvature = quadratic(made, 3)
-    own = {"nominal": 1.0, "uniform": 0.0}[base]
     center = plans[0, :, 0]
-    precision = own * np.eye(lines.shape[1]) - lines.T @ curvature @ lines / 0.1
+    precision = np.eye(lines.shape[1]) - lines.T @ curvature @ lines / 0.1
     z = np.linalg.solve(precision, lines.T @ (gradient + curvature @ center) / 0.1)
     assert looked(made, plans=plans).plans[0, :, 0] == pytest.approx(center + lines @ z, abs=0.02)
 
@@ -98,15 +77,8 @@ def test_an_open_loop_repeats_the_controls_of_the_prior_s_own_plan():
     back = float(PRIOR.gain) * CONTROL
     opened = np.array([[0.0, 0.0], [1.5, 0.0]])[None, :, :, None]
     closed = np.array([[0.0, 0.0], [1.5, 1.5 * back]])[None, :, :, None]
-    scores, _ = simulated(made.model, made.prior, x, opened, spread, made.score, closed=False)
-    assert scores == pytest.approx(simulated(made.model, made.prior, x, closed, spread, made.score)[0], abs=1e-5)
-
-
-def test_the_prior_s_own_plan_weighs_what_its_own_draw_would():
-    plans = np.array([[[0.5], [-0.3], [0.2]]])
-    found = looked(planner(temperature=1e12, samples=30, base="uniform"), plans=plans)
-    drawn = np.exp(0.5 * np.square(found.deviations - plans[:, None]).sum((2, 3)))
-    assert found.weights == pytest.approx(drawn / drawn.sum())
+    scores = simulated(made.model, made.prior, x, opened, spread, made.score, closed=False)
+    assert scores == pytest.approx(simulated(made.model, made.prior, x, closed, spread, made.score), abs=1e-5)
 
 
 def test_lines_have_variance_one_and_pass_through_their_knots():
@@ -120,13 +92,13 @@ def test_lines_have_variance_one_and_pass_through_their_knots():
 @pytest.mark.parametrize("wanted", [1.5, 4.8, 20.0])
 def test_the_temperature_has_the_wanted_effective_size(wanted):
     scores = np.random.default_rng(0).normal(size=(3, 32)) * [[1e-3], [1.0], [1e4]]
-    heat = temperature(scores, 0.0, wanted)
+    heat = temperature(scores, wanted)
     assert effective(normalized(scores / heat)) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_what_broke_down_weighs_nothing():
     scores = np.array([[1.0, -np.inf, 2.0, 3.0], [-np.inf] * 4])
-    weights = normalized(scores / temperature(scores, 0.0, 2.0))
+    weights = normalized(scores / temperature(scores, 2.0))
     assert effective(weights)[0] == pytest.approx(2.0)
     assert weights[0, 1] == 0.0
     assert list(weights[1]) == [1.0, 0.0, 0.0, 0.0]  # nothing is known: as the prior would

@@ -29,7 +29,7 @@ from repolicy.runs import one_thread, versions
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {
-    "samples": int, "horizon": int, "knots": int, "noise": float, "share": float, "temperature?": float, "base": str,
+    "samples": int, "horizon": int, "knots": int, "noise": float, "share": float, "temperature?": float,
     "closed": bool, "warm": bool, "discount": float, "seed": int,
 }  # fmt: skip
 SHAPE = {

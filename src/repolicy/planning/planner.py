@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repolicy.envs import Backend
 from repolicy.errors import UsageError, check_counts
-from repolicy.planning.sampling import BASES, Base, correction, effective, interpolate, normalized, temperature
+from repolicy.planning.sampling import effective, interpolate, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.simulators import Model
 from repolicy.planning.tree import Choosing
@@ -33,8 +33,6 @@ class Search:
     """The effective sample size, as a share of the samples. The temperature λ is chosen to reach it."""
     temperature: float | None = None
     """A fixed temperature λ instead. For a tree it is α̂, which is omega by default."""
-    base: Base = "nominal"
-    """The density that candidates would have if all scores were equal: nominal or uniform (see `sampling`)."""
     closed: bool = True
     """Whether a candidate deviates from the prior's action in its own simulated state, or in the state of the prior's
     own plan."""
@@ -57,8 +55,6 @@ class Search:
         for name, value in (("noise", self.noise), ("temperature", self.temperature)):
             if value is not None and not 0.0 < value < math.inf:
                 raise UsageError(f"{name} is {value}; it must be above 0")
-        if self.base not in BASES:
-            raise UsageError(f"there is no base {self.base!r}; choose from {', '.join(BASES)}")
         for name, value in (("discount", self.discount), ("share", self.share)):
             if not 0.0 < value <= 1.0:
                 raise UsageError(f"{name} is {value}; it must be above 0 and at most 1")
@@ -147,17 +143,13 @@ class Planner:
     def candidates(self, observations: np.ndarray, plans: np.ndarray, draws: np.ndarray) -> Candidates:
         """Simulate and weight candidates around plans `[N, T, A]`, from standard noise `[N, K, H, A]`."""
         search = self.search
-        interpolation = search.noise * interpolate(draws.shape[2], search.horizon)
-        noise = np.einsum("th,nkha->nkta", interpolation, draws)
-        # The first candidate is the prior's own plan. Its weight needs the draw that would have made it.
-        noise[:, 0] = -plans
-        first = np.einsum("ht,nta->nha", np.linalg.pinv(interpolation), noise[:, 0])[:, None]
+        noise = np.einsum("th,nkha->nkta", search.noise * interpolate(draws.shape[2], search.horizon), draws)
+        noise[:, 0] = -plans  # the first candidate is the prior's own plan
         deviations = plans[:, None] + noise
         spread = spread_of(self.prior, observations)
-        scores, slopes = simulated(self.model, self.prior, observations, deviations, spread, self.score, search.closed)
-        corrected = correction(np.concatenate([first, draws[:, 1:]], axis=1), slopes, search.base)
-        lambda_ = search.temperature or temperature(scores, corrected, search.share * search.samples)
-        return Candidates(deviations, scores, normalized(scores / lambda_ + corrected))
+        scores = simulated(self.model, self.prior, observations, deviations, spread, self.score, search.closed)
+        lambda_ = search.temperature or temperature(scores, search.share * search.samples)
+        return Candidates(deviations, scores, normalized(scores / lambda_))
 
 
 def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:

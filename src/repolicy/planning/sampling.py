@@ -2,22 +2,11 @@
 
 A plan holds T deviations from the prior's actions, in units of the prior's std. Each of K candidates is the plan û plus
 noise ε = B·z. Here z ~ N(0, I) is drawn at some knots in time, and B interpolates between them. A candidate with the
-score S has the weight
-
-    base(û + ε) / N(û + ε; û, B·Bᵀ) · exp(S / λ)
-
-The base is the density that candidates would have if all scores were equal:
-
-    nominal   N(û, B·Bᵀ): near the plan; the weight is S/λ
-    uniform   1: the maximum-entropy plan itself; S/λ + ½·|z|² + Σ log tanh′(u), the last where actions are tanh(u)
+score S has a weight in proportion to exp(S / λ).
 """
-
-from typing import Literal
 
 import numpy as np
 
-Base = Literal["nominal", "uniform"]
-BASES: tuple[Base, ...] = ("nominal", "uniform")
 HALVINGS = 50  # steps of the bisection, on the logarithm of the temperature
 
 
@@ -29,14 +18,6 @@ def interpolate(knots: int, horizon: int) -> np.ndarray:
     times = np.linspace(0.0, horizon - 1.0, knots)
     weights = np.stack([np.interp(np.arange(horizon), times, knot) for knot in np.eye(knots)], axis=1)
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
-
-
-def correction(draws: np.ndarray, slopes: np.ndarray, base: Base) -> np.ndarray | float:
-    """Return log(base/proposal) `[N, K]`, up to a constant, for draws z `[N, K, H, A]` around a plan.
-
-    slopes: Σ log tanh′ of the actions, `[N, K]`; 0 for actions without tanh.
-    """
-    return 0.5 * np.square(draws).sum((2, 3)) + slopes if base == "uniform" else 0.0
 
 
 def normalized(log_weights: np.ndarray) -> np.ndarray:
@@ -53,11 +34,8 @@ def effective(weights: np.ndarray) -> np.ndarray:
     return 1.0 / np.square(weights).sum(1)
 
 
-def temperature(scores: np.ndarray, corrected: np.ndarray | float, target: float) -> np.ndarray:
-    """Find by bisection λ `[N, 1]` with which scores `[N, K]` have the effective sample size `target`.
-
-    With the nominal base the size grows with λ. With another base it may not be reached; then λ is an end of the range.
-    """
+def temperature(scores: np.ndarray, target: float) -> np.ndarray:
+    """Find by bisection λ `[N, 1]` with which scores `[N, K]` have the effective sample size `target`."""
     finite = np.isfinite(scores)
     highest = scores.max(1, keepdims=True, initial=-np.inf, where=finite)
     lowest = scores.min(1, keepdims=True, initial=np.inf, where=finite)
@@ -66,6 +44,6 @@ def temperature(scores: np.ndarray, corrected: np.ndarray | float, target: float
     low, high = spread * 1e-6, spread * 1e6
     for _ in range(HALVINGS):
         middle = np.sqrt(low * high)
-        enough = effective(normalized(scores / middle + corrected))[:, None] >= target
+        enough = effective(normalized(scores / middle))[:, None] >= target
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.sqrt(low * high)

@@ -10,7 +10,7 @@ from repolicy.addons import Addon
 from repolicy.envs import Info, Transitions, stack_infos
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
-from repolicy.policies import Density, Policy, log_tanh_slope
+from repolicy.policies import Density, Policy
 from repolicy.policies.density import MAX_COST
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to the expected discounted reward from there, [B]
@@ -45,12 +45,12 @@ def simulated(
     spread: np.ndarray,
     score: Score,
     closed: bool = True,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """Simulate candidates `[N, K, T, A]`, given as deviations from the prior in stds, and return their scores `[N, K]`.
 
-    Also returns Σ log tanh′ of their actions `[N, K]`, which is 0 without tanh. A score is −∞ where the simulation
-    broke down. observations: `[N, O]`; spread: the prior's stds, `[N, A]`. With `closed`, a candidate deviates from the
-    prior's action in its own simulated state; otherwise from that in the state of the first candidate.
+    A score is −∞ where the simulation broke down. observations: `[N, O]`; spread: the prior's stds, `[N, A]`. With
+    `closed`, a candidate deviates from the prior's action in its own simulated state; otherwise from that in the state
+    of the first candidate.
     """
     count, samples, steps, width = plans.shape
     batch = count * samples
@@ -86,11 +86,7 @@ def simulated(
         values[has_ended[-1]] = min(0.0, float(values.min()))
         total += score.discount**steps * values
     total[failed] = -np.inf
-    slopes = np.zeros(batch)
-    if prior.family.squashes:
-        slopes = log_tanh_slope(torch.from_numpy(np.stack(chosen))).sum((0, 2)).double().numpy()
-        slopes[failed] = 0.0
-    return total.reshape(count, samples), slopes.reshape(count, samples)
+    return total.reshape(count, samples)
 
 
 def step_rewards(
