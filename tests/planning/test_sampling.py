@@ -28,7 +28,7 @@ STD = float(PRIOR.covariance) ** 0.5
     ("horizon", "samples", "discount"), [(1, 50_000, DISCOUNT), (3, 100_000, 0.99), (8, 200_000, 0.99)]
 )
 def test_a_plan_begins_as_the_residual_optimum(horizon, samples, discount):
-    """With the exact value at its end, however long it is. The noise, too, draws to the prior, as if ω′ were λ larger."""
+    """With the exact value at its end, however long it is. The noise draws to the prior, as if ω′ were λ larger."""
     optimum = augmented(0.1, discount).policy
     made = planner(horizon=horizon, samples=samples, discount=discount)
     made = replace(made, score=replace(made.score, omega=OMEGA - 0.1))
