@@ -1,11 +1,13 @@
 """Policies that are compared, and the points of a sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_envs import tiny
 
+from repolicy.many.pool import Job
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -30,3 +32,16 @@ def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 
     policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
     save_policy(place, policy, {} if env is None else {"request": {"env": env, "addons": addons}})
     return str(place)
+
+
+def point_jobs_replaced(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], str | None]) -> list[int]:
+    """Do this with each point's job in place of its training, and return a list of how many were at work at once."""
+    counts = list[int]()
+
+    def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
+        counts.append(at_once)
+        for job in jobs:
+            on_end(job, each(job) or "")
+
+    monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
+    return counts

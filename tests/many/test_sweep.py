@@ -2,14 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import noise_worlds
 import numpy as np
 import pytest
-from compared import constant
+from compared import constant, point_jobs_replaced
 from tiny_envs import tiny
 
 from repolicy.cli.main import main
@@ -264,24 +263,11 @@ def test_a_sweep_that_was_killed_before_its_first_word_begins_anew(tmp_path: Pat
     assert folder.content.exists()
 
 
-def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], str | None]) -> list[int]:
-    """What is done with each point's job in place of its training, and its error; how many at once is kept."""
-    counts = list[int]()
-
-    def work(jobs: list[Job], start: object, at_once: int, on_end: Callable[[Job, str], None], on_poll: object) -> None:
-        counts.append(at_once)
-        for job in jobs:
-            on_end(job, each(job) or "")
-
-    monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
-    return counts
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The programs of the points, none of which runs."""
     found = list[tuple[str, ...]]()
-    instead(monkeypatch, lambda job: found.append(job.program) or "not today")
+    point_jobs_replaced(monkeypatch, lambda job: found.append(job.program) or "not today")
     return found
 
 
@@ -296,7 +282,7 @@ def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch
     def trained(job: Job) -> None:
         save_policy(Path(told(job.program, "--out"), "policy.safetensors"), constant(omega_of(job.program)), {})
 
-    instead(monkeypatch, trained)
+    point_jobs_replaced(monkeypatch, trained)
     path, wish = tmp_path / "prior.safetensors", [f"{__file__}:chosen"]
     save_policy(path, constant(-1.0), {})
     given: dict[str, Any] = {"env": tiny("Counter"), "episodes": 3}
@@ -367,7 +353,7 @@ def test_the_noise_of_every_point_is_held_at_both_its_mean_and_its_width(
 def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
 ) -> None:
-    counts = instead(monkeypatch, lambda job: "not today")
+    counts = point_jobs_replaced(monkeypatch, lambda job: "not today")
     monkeypatch.setattr("repolicy.many.pool.connect_to_ray", lambda: None)
     wish, asked = [f"{__file__}:still"], {"states": 0.0, "jobs": jobs, "on_ray": True}
     with pytest.raises(RepolicyError, match="not today"):
@@ -382,7 +368,7 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
         save_policy(Path(told(job.program, "--out"), "policy.safetensors"), read_policy(prior).policy, {})
         return "not today" if "0.2" in job.name else ""
 
-    instead(monkeypatch, trained)
+    point_jobs_replaced(monkeypatch, trained)
     swept = list[SweepResult]()
 
     def reported(found: SweepResult, say: object) -> Path:

@@ -136,7 +136,7 @@ class Sweep(Trains, CustomizesPrior):
     """
 
     prior: Annotated[str, Positional("PRIOR")]
-    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    """The trained policy, as for customize: a name that ships, a policy's file, a run's folder, or code."""
     addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     omega: tuple[float, ...] = ()

@@ -17,7 +17,7 @@ from repolicy.addons.addon_names import dials
 from repolicy.envs import EnvLike, find_session_only, parse_env_name
 from repolicy.errors import RepolicyError, UsageError, check_counts
 from repolicy.evaluation import Evaluation
-from repolicy.files import check_writable, write_json
+from repolicy.files import check_writable, write_bytes, write_json
 from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
@@ -64,10 +64,11 @@ def sweep(
 ) -> SweepResult:
     """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return the result.
 
-    Each point is trained in a process of its own, which imports functions by their names.
+    Each point is trained in a process of its own, which imports functions by their names. To a prior that cannot be
+    copied, one policy is fitted for all points; it is evaluated as the prior.
 
     Args:
-        prior: a policy's file, a run's folder, the name of a policy that ships, or the result of a run.
+        prior: a policy's file, a run's folder, the name of a policy that ships, the result of a run, or `module:name`.
         addon: the wish, as in `customize`.
         omegas: the values of ω′; 0 is the add-on alone.
         alpha: α̂, or "omega": each point's own ω′, as always for a generative policy. By default the prior's own, else
@@ -113,17 +114,17 @@ def sweep(
     # Open the prior, which may name its environment and settings.
     resumed = before is not None
     start, env = open_start(prior, options.env, settings, noise, chunk, trust, folder.prior, resumed, reading)
-    if start.scoring_prior is not None or start.saved is None:
-        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    defaults = start.default_settings("", settings) if before is None else before.settings
-    settings = complete_settings(settings, defaults)
     env = env or start.env(trust)
+    defaults = start.default_settings(env, settings) if before is None else before.settings
+    settings = complete_settings(settings, defaults)
     if not options.addons:  # before anything slow
         raise UsageError(f"a sweep {NO_ADDON}")
     _check_points(env, options.addons, settings, alpha)
     settings = replace(settings, ranks=1)
     starter = pool.connect_to_ray() if on_ray else LocalProcess  # before episodes are spent
     env = start.with_roles(env, settings.backend)
+    start = start.fit_clone(env, settings, folder.prior, say)  # once, and each point begins with it
+    assert start.saved is not None
     smallest = next((omega for omega in omegas if omega), 0.0)
     objective = Objective("addon", smallest, alpha, states=states)
     request = Request(env, objective, settings, options.addons, sparse=options.sparse)
@@ -133,6 +134,9 @@ def sweep(
     # Train all points, and evaluate them.
     with RunFolder(folder.path).locked():
         omegas = folder.claim(shared, omegas, start.content, episodes)
+        if start.scoring_prior is not None:  # no point fits a clone of its own
+            for omega in omegas:
+                write_bytes(folder.run(omega).prior, start.content)
         at_once = jobs or (len(omegas) if on_ray else physical_cores())
         failed = _train(omegas, folder, shared, starter, at_once, say, progress)
         result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
@@ -163,6 +167,7 @@ def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: C
     for note in [*notes, *decision.notes]:
         say(note)
     return {
+        "prior": start.command_words(),
         "env": request.env,
         "addons": list(request.addons),
         "alpha": "omega" if alpha_is_omega else request.objective.alpha,

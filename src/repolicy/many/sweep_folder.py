@@ -19,7 +19,8 @@ from repolicy.runs import Request, RunFolder, Settings, describe_changes, valida
 # The parts of sweep.json that a resumed sweep reads.
 SHAPE = {
     "request": {
-        "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
+        "prior?": [str], "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float,
+        "settings": {}, "sparse": bool,
     },
     "omegas": [float],
     "episodes?": int,
@@ -79,7 +80,8 @@ class SweepFolder:
         content = self.read()
         if content is not None:
             omegas = sorted_omegas({*content["omegas"], *omegas})
-            changes = list(describe_changes(content["request"], json.loads(json.dumps(request))))
+            stored = content["request"] | {"prior": request["prior"]}  # only words: its bytes are compared
+            changes = list(describe_changes(stored, json.loads(json.dumps(request))))
             if read_bytes(self.prior) != prior:
                 changes.append("the prior is another")
             if changes:

@@ -251,7 +251,8 @@ def point_arguments(request: dict[str, Any], omega: float, folder: SweepFolder) 
     """Return the arguments of the `repolicy` command that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     point = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
-    return [*command_words(point, folder.prior), "--settings", str(folder.settings)]
+    prior, *reading = request["prior"] or [str(folder.prior)]
+    return [*command_words(point, prior), *reading, "--settings", str(folder.settings)]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:

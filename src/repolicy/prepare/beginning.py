@@ -91,6 +91,16 @@ class Start:
         saved, content = clone(prior, env, settings, file, say)
         return replace(self, saved=saved, content=content, scoring_prior=prior)
 
+    def command_words(self) -> list[str]:
+        """Return the words that name a prior that is run on a command line; none where it is copied."""
+        if self.source is None:
+            return []
+        words = [self.source["prior"], *(["--trust"] if self.source["trust"] else [])]
+        for name, value in self.source["options"].items():
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return words
+
     @property
     def checksums(self) -> tuple[str, str]:
         """SHA-256 of the prior's file, and of the actor's first policy where that is another file; else empty."""
