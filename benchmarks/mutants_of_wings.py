@@ -128,7 +128,7 @@ WINGS = [
     Mutant("llm/budget.py", "newton = alpha * (spent - budget)", "newton = alpha * (budget - spent)", LLM["budget"], "omega moves away from the budget"),
     Mutant("llm/budget.py", "prompts[i * len(prompts) // samples]", "prompts[i % len(prompts)]", LLM["budget"], "the prior's own of the first prompts alone"),
     Mutant("llm/models.py", "units.std(ddof=1)", "units.std()", LLM["commands"], "an interval of few prompts that is too narrow"),
-    Mutant("llm/before.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
+    Mutant("llm/dpo.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
     Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),
     Mutant("llm/q_adapter.py", "logits - prior_logits", "logits", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
     Mutant("llm/q_adapter.py", "if num_items_in_batch is not None:", "if False:", LLM["q_adapter"], "chi weighs the tokens of a short micro-batch more"),

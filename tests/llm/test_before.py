@@ -12,7 +12,7 @@ from peft import LoraConfig
 from tiny_language import PAIRS, load, weights
 
 from repolicy.errors import UsageError
-from repolicy.llm.before import margins_warning
+from repolicy.llm.dpo import margins_warning
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import kl, residual
 

@@ -7,6 +7,7 @@ In Cross-Entropy-DPO every response has a label, good or bad. TRL's KTO trainer 
 the reference, and the conversion of pairs to labels (chosen 1, rejected 0). Only the loss differs.
 """
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,14 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.before import margins_warning
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
 from repolicy.llm.requirements import NO_REFERENCE_SYNC, first_row, require_columns, require_labels, values_of
+from repolicy.objective import Objective
 
 MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
+FLAT_MARGIN = 4.0  # beyond this margin, a pair's gradient is below 2 % of the largest
+MAX_FLAT_SHARE = 0.2  # share of the pairs that may be beyond it without a warning
 # The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair")
 
@@ -55,15 +58,11 @@ class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
     def resolve_settings(self, objective: Any, args: Any) -> Any:
         """Resolve the settings, and raise if a loss does not depend on the margin of Eq. 33."""
         args = super().resolve_settings(objective, args)
-        choices = ", ".join(COVERED_LOSSES)
-        for name in args.loss_type:
-            if name not in (*COVERED_LOSSES, "sft"):
-                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {choices}")
+        on_margin = [name for name in args.loss_type if name != "sft"]
+        if not on_margin or not {*on_margin} <= {*COVERED_LOSSES}:
+            choices = ", ".join(COVERED_LOSSES)
+            raise UsageError(f"loss_type {args.loss_type} has no decomposed form; choose from {choices}")
         if "sft" in args.loss_type:
-            weights = args.loss_weights or [1.0] * len(args.loss_type)
-            if not any(w for name, w in zip(args.loss_type, weights, strict=False) if name != "sft"):
-                problem = "loss_type 'sft' by itself reads neither omega nor alpha, which would do nothing"
-                raise UsageError(f"{problem}: name one of {choices} beside it, or use SFTTrainer")
             effect = "omega and alpha do not give the optimum of the sum, so a dial between such models is not exact"
             warnings.warn(f"loss_type 'sft' beside another is a second objective: {effect}", stacklevel=4)
         return args
@@ -113,6 +112,28 @@ class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
             return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
         chosen, rejected = self.reference_log_probs(model, inputs)
         return chosen, rejected
+
+
+def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
+    """Return a warning if many initial margins are large, given log prior(chosen)/prior(rejected) `[N]`.
+
+    At the first step the policy equals the prior, so the margin of Eq. 33 is (alpha − omega) · log_ratio. A large
+    negative margin gives the full gradient, whatever the policy does; a large positive margin gives almost none.
+    """
+    flat_share = (((objective.alpha - objective.omega) * log_ratio).abs() > FLAT_MARGIN).double().mean().item()
+    if flat_share <= MAX_FLAT_SHARE:
+        return None
+    quantile = torch.quantile(log_ratio.abs().double(), 1 - MAX_FLAT_SHARE, interpolation="higher").item()
+    max_distance = FLAT_MARGIN / quantile  # of omega from alpha
+    digits = 2 - math.floor(math.log10(max_distance))
+    max_distance = math.floor(max_distance * 10**digits) / 10**digits  # rounded down, so that the warning holds
+    low, high = max(0.0, objective.alpha - max_distance), objective.alpha + max_distance
+    return (
+        f"{flat_share:.0%} of the pairs begin with a margin beyond {FLAT_MARGIN:g}, where the loss is nearly flat or a "
+        f"straight line: the prior finds one of the two responses far likelier than the other. With omega between "
+        f"{low:.6g} and {high:.6g} at this alpha it would be at most {MAX_FLAT_SHARE:.0%}; or leave out pairs whose "
+        "lengths differ much"
+    )
 
 
 NON_MODEL_INPUTS = ("completion_mask", "label", "ref_logps")

@@ -3,11 +3,15 @@
 A checkpoint stores the objective and the prior's checksum. A run with another objective or prior cannot resume it.
 """
 
-from copy import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel
 from transformers import TrainerCallback
@@ -184,10 +188,29 @@ class ObjectiveMixin:
         """Run checks that need the loaded model and data. A subclass may override it; the default does nothing."""
 
     def dry_run(self) -> dict[str, float]:
-        """Print and return the metrics of one batch without a step: see `before.dry_run`."""
-        from repolicy.llm.before import dry_run
+        """Print and return metrics, loss and gradient norm of the first training step, then restore all state.
 
-        return dry_run(self)
+        With a budget, the prior's own responses are sampled first, as in a run.
+        """
+        trainer: Any = self
+        if trainer.is_deepspeed_enabled:
+            raise UsageError("DeepSpeed begins with the training: make the dry run without it")
+        with _state_preserved(trainer):
+            trainer.before_first_step()
+            steps = trainer.args.gradient_accumulation_steps
+            trainer.current_gradient_accumulation_steps = steps
+            batches, items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), steps, trainer.args.device)
+            loss = 0.0
+            for number, batch in enumerate(batches, 1):
+                trainer.accelerator.sync_gradients = number == len(batches)  # as in a run: whether the step ends here
+                loss += trainer.training_step(trainer.model, batch, items).item()
+            norms = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
+            logged = trainer._metrics["train"]
+            metrics = {name: float(np.mean(logged[name])) for name in logged if logged[name] and name != "step_time"}
+            metrics |= {"loss": loss, "gradient_norm": torch.stack(norms).norm().item()}
+        for name, value in metrics.items():
+            print(f"{name:48s} {value:.6g}")
+        return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as transformers does, and write its identity to `repolicy.json` in the same folder.
@@ -263,3 +286,29 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
             if type(callback) is Remembered:  # transformers may have replaced `memory` by a new object
                 callback.fixed, callback.values = memory.fixed, memory.values
         self.trainer.before_first_step()
+
+
+@contextmanager
+def _state_preserved(trainer: Any) -> Iterator[None]:
+    """Restore everything that a batch changes in a trainer: gradients, counters, logs, and all random streams."""
+    names = (
+        "_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards",
+        "_current_train_step_time",
+    )  # fmt: skip
+    attributes = {name: deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
+    memory_values, is_training = dict(trainer.memory.values), trainer.model.training
+    python_rng, numpy_rng = random.getstate(), np.random.get_state()
+    tokens = trainer.state.num_input_tokens_seen
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_rng)
+        np.random.set_state(numpy_rng)
+        trainer.state.num_input_tokens_seen = tokens
+        for name, value in attributes.items():
+            setattr(trainer, name, value)
+        trainer.memory.values.clear()
+        trainer.memory.values.update(memory_values)
+        trainer.model.zero_grad(set_to_none=True)
+        trainer.model.train(is_training)
