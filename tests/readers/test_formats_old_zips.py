@@ -38,10 +38,6 @@ def aged(path: Path, name: str, renamed: dict[str, str], **data: Any) -> Path:
     return rewritten(path, path.with_name(name), data=json.dumps(kept).encode(), policy=buffer.getvalue())
 
 
-def pickled(thing: Any) -> dict[str, str]:
-    return {":serialized:": base64.b64encode(pickle.dumps(thing)).decode()}
-
-
 ONE_LAYER = {"action_net.0.weight": "action_net.weight", "action_net.0.bias": "action_net.bias"}
 
 
@@ -80,29 +76,13 @@ def test_an_actor_critic_without_hidden_layers_is_none_of_ars(actions: str, tmp_
         assert_scored(described, obs, model.policy.get_distribution(obs))
 
 
-# HER before 1.1 -------------------------------------------------------------------------------------------------------
-def of_goals(folder: Path) -> Path:
-    """A SAC on five numbers beside statistics of a Dict, as HER left them when it was an algorithm of its own."""
+def test_statistics_of_a_dict_do_not_fit_a_row_of_numbers(tmp_path: Path) -> None:
     parts = {"achieved_goal": 2, "desired_goal": 2, "observation": 3}
     seen = spaces.Dict({key: spaces.Box(-9, 9, (size,)) for key, size in parts.items()})
-    with_statistics(folder, "vecnormalize.pkl", seen)
-    _, path = made(sb3.SAC, folder, **SMALL)
-    return aged(path, "old.zip", {}, goal_selection_strategy=pickled("future"))
-
-
-def test_hers_statistics_of_a_dict_are_those_of_observation_and_desired_goal(tmp_path: Path) -> None:
-    old = of_goals(tmp_path)
-    described = describe(old)
-    statistics = pickle.loads((tmp_path / "vecnormalize.pkl").read_bytes()).obs_rms
-    wanted = np.concatenate([statistics[key].mean for key in ("observation", "desired_goal")])
-    assert np.array_equal(described.normalizer.shift, wanted)
-    assert "?observe=observation,desired_goal" in inspect(old)["notes"]
-
-
-def test_other_statistics_of_a_dict_do_not_fit_a_row_of_numbers(tmp_path: Path) -> None:
-    of_goals(tmp_path)
+    with_statistics(tmp_path, "vecnormalize.pkl", seen)
+    _, path = made(sb3.SAC, tmp_path, **SMALL)
     with pytest.raises(UsageError, match=r"normalizes a Dict \(achieved_goal, desired_goal, observation\), and the "):
-        describe(tmp_path / "model.zip")
+        describe(path)
 
 
 # What is not theirs, and what stands beside ---------------------------------------------------------------------------
@@ -115,16 +95,6 @@ def test_a_forks_class_in_the_librarys_own_module_is_not_theirs(name: str, tmp_p
     forked = {":serialized:": base64.b64encode(f"c{module}\n{last}\n.".encode()).decode()}
     with pytest.raises(CannotCopyError, match=f"its policy is {name}, and what that computes is not in the file"):
         describe(aged(path, "fork.zip", {}, policy_class=forked))
-
-
-@pytest.mark.parametrize("place", ["model", ".", "Still-v0"])
-def test_the_zoos_settings_name_the_wrapper_that_adds_the_time(place: str, tmp_path: Path) -> None:
-    folder = tmp_path / "Still-v0_1"
-    (folder / place).mkdir(parents=True)
-    _, path = made(sb3.PPO, folder)
-    assert "TimeFeatureWrapper" not in inspect(path)["notes"]
-    (folder / place / "config.yml").write_text("- - env_wrapper\n  - sb3_contrib.common.wrappers.TimeFeatureWrapper\n")
-    assert "it was trained with TimeFeatureWrapper: --env" in inspect(path)["notes"]
 
 
 class _Bare(pickle.Unpickler):

@@ -17,9 +17,6 @@ from repolicy.readers.perceptrons import canonical_activation, first_names, make
 from repolicy.readers.pickles import DAMAGE_ERRORS, ZIP_MAGIC, ObjectStub, read_pickle, real_array, short_repr
 from repolicy.readers.reading import Options
 
-TIME_FEATURE_NOTE = (
-    "it was trained with TimeFeatureWrapper: --env file.py:function, which makes the environment with that wrapper"
-)
 TOLERANCE = 0.1  # in stds; statistics move by less after the last step of their own training
 
 
@@ -223,11 +220,3 @@ def parse_list(setting: str) -> list[str]:
 def parse_numbers(agent: dict[str, str], name: str, default: str) -> list[float]:
     """Return the numbers of a setting of the agent."""
     return [float(entry.replace(".inf", "inf")) for entry in parse_list(agent.get(name, default))]
-
-
-def time_feature_notes(path: Path) -> list[str]:
-    """Return a note where RL Zoo's settings beside a policy name the wrapper that adds the time to observations."""
-    folder = Path(os.path.abspath(path)).parent
-    folders = (folder / path.stem, folder, folder / re.sub(r"_\d+$", "", folder.name))
-    has_wrapper = any("TimeFeatureWrapper" in _text_in(place / "config.yml") for place in folders)
-    return [TIME_FEATURE_NOTE] if has_wrapper else []

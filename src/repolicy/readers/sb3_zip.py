@@ -16,7 +16,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import ReadContext, find_statistics, statistics_agree, time_feature_notes
+from repolicy.readers.context import ReadContext, find_statistics, statistics_agree
 from repolicy.readers.description import (
     Array,
     CannotCopyError,
@@ -52,8 +52,6 @@ STANDARDIZED = (
     "repolicy.hosts.sb3_policies.Standardized"  # features extractor of the models that Repolicy's host builds
 )
 MASKED_NOTE = "it was trained with action masks, which this copy does not apply"
-HER_KEYS = ("observation", "desired_goal")  # concatenated by HER before 1.1
-HER_NOTE = "it takes observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
 ALGORITHMS = {  # by a setting that only this algorithm has; the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -89,11 +87,6 @@ class SavedModel:
     def groups(self) -> tuple[tuple[str, int], ...]:
         """The parts of a Dict observation; empty for any other observation."""
         return self.observations if self.observations[0][0] else ()
-
-    @property
-    def is_old_her(self) -> bool:
-        """Whether HER was an algorithm, as before 1.1: it concatenated the parts of a Dict observation."""
-        return "goal_selection_strategy" in self.data and not self.groups
 
     @property
     def has_normalizer(self) -> bool:
@@ -165,9 +158,6 @@ def read(model: SavedModel, context: ReadContext) -> PolicyDescription:
     _check_classes(model)
     actor, std, squashed, mean_clip = _find_parts_reader(model)(model, context)
     normalizer = _normalizer(model, context)
-    if model.is_old_her:
-        context.notes.append(HER_NOTE)
-    context.notes += time_feature_notes(context.path)
     network_sizes = actor.width, len(actor.output.bias)
     space_sizes = model.width, sum(model.actions.sizes)
     if network_sizes != space_sizes:
@@ -308,7 +298,7 @@ def _normalizer(model: SavedModel, context: ReadContext) -> Normalizer | None:
     if model.has_normalizer:
         context.check_no_statistics()
         return _network_normalizer(model)
-    keys = HER_KEYS if model.is_old_her else tuple(key for key, _ in model.groups)
+    keys = tuple(key for key, _ in model.groups)
     if context.options.vecnormalize is not None:
         return context.statistics(model.width, None, keys)
     was_normalized = _was_normalized(model)
