@@ -90,7 +90,7 @@ ROOMS = [
     Mutant("learning/ppo.py", "value = 0.5 *", "value = 1.0 *", PPO, "scale of the critic's loss"),
     Mutant("learning/ppo.py", "if norm > max_norm:", "if norm < max_norm:", PPO, "short gradients shortened"),
     Mutant("learning/ppo.py", "log_probs - batch.log_probs", "log_probs + batch.log_probs", PPO, "ratio upside down"),
-    Mutant("policies/adam.py", "1.0 - BETA_VAR**steps", "1.0 - BETA_MEAN**steps", PPO, "Adam's bias correction"),
+    Mutant("policies/network.py", "1.0 - BETA_VAR**steps", "1.0 - BETA_MEAN**steps", PPO, "Adam's bias correction"),
     Mutant("learning/ppo.py", "slices[name], self._steps[name])", 'slices[name], self._steps["critic"])', PPO, "an actor that joins later leaps"),
     Mutant("learning/ppo.py", "self.gradient[: self.actor_size].zero_()", "self.gradient[self.actor_size :].zero_()", PPO, "the critic frozen for the actor"),
     Mutant("learning/ppo.py", "kl > 2.0 * desired", "kl < 2.0 * desired", PPO, "adaptive learning rate"),

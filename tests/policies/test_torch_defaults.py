@@ -11,7 +11,7 @@ from saved_policies import trained
 from small_runs import SMALL, same, small, weights
 
 import repolicy
-from repolicy.policies.torch_defaults import with_torch_defaults
+from repolicy.policies import with_torch_defaults
 
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error(other_defaults: None) -> None:

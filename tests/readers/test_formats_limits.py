@@ -19,8 +19,8 @@ from repolicy.policies import ActionSpace
 from repolicy.readers.context import read_statistics
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, TracedValue
+from repolicy.readers.perceptrons import actions_of, observations_of
 from repolicy.readers.pickles import LEGACY_MAGIC, GlobalName, ObjectStub, load, read_pickle
-from repolicy.readers.spaces import actions_of, observations_of
 
 DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them
 

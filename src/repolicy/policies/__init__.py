@@ -1,7 +1,6 @@
 """Our network and our file: distributions, normalizer, checks of a file, export."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.policies.adam import Adam, adam_step
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import (
     ActionSpace,
@@ -31,7 +30,9 @@ from repolicy.policies.modulated import ConditionedPolicy, FilmMlp
 from repolicy.policies.network import (
     ACTIVATION_MODULES,
     ACTIVATIONS,
+    Adam,
     Mlp,
+    adam_step,
     add_networks,
     flatten,
     layers_of,
@@ -50,7 +51,7 @@ from repolicy.policies.policy import (
     frozen,
     make_policy,
     trainable_copy,
+    with_torch_defaults,
 )
-from repolicy.policies.torch_defaults import with_torch_defaults
 
 __all__ = ["density", "export", "metadata", "storage"]

@@ -14,9 +14,8 @@ from repolicy.files import Shape, check_shape, write_bytes
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import ConditionedPolicy
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, with_torch_defaults
 from repolicy.policies.storage import is_repolicy_file, read, serialize, write
-from repolicy.policies.torch_defaults import with_torch_defaults
 from repolicy.ranges import MAX_DIALS, Dial
 from repolicy.text import printable
 

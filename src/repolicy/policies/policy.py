@@ -4,7 +4,9 @@ A `Policy` is a network, a family of distributions and its own observation norma
 (a planner, a network of another library) is an `Agent`. A *prior* is any object with `log_prob(observations, actions)`.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -300,3 +302,19 @@ def frozen(policy: P) -> P:
     """Return a copy of the policy without gradients, for use as a prior."""
     with torch.random.fork_rng(devices=[]):  # the copy's first weights are replaced, and nobody's random numbers change
         return trainable_copy(policy).requires_grad_(False).eval()
+
+
+@contextlib.contextmanager
+def with_torch_defaults() -> Iterator[None]:
+    """Compute in float32, on the CPU, with gradients and with 0 for an underflow, whatever the program around has set.
+
+    Every public function that makes or reads a policy has this as its decorator.
+    """
+    dtype, device = torch.get_default_dtype(), torch.empty(0).device  # get_default_device() may fail in old torch
+    on_cpu = contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu")  # the latter slows each call
+    with on_cpu, torch.inference_mode(False), torch.enable_grad(), np.errstate(under="ignore"):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)

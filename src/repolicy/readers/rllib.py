@@ -19,15 +19,16 @@ from repolicy.files import read_bytes
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, Linear, Normalizer, PolicyDescription, Std
 from repolicy.readers.perceptrons import (
+    actions_of,
     canonical_activation,
     finite_float32,
+    has_switches,
     make_normalizer,
     make_perceptron,
     sequential_layers,
     tensors_of,
 )
 from repolicy.readers.pickles import ObjectStub, read_pickle
-from repolicy.readers.spaces import actions_of, has_switches
 
 LIBRARY = "RLlib"
 ARGUMENTS = "class_and_ctor_args.pkl"

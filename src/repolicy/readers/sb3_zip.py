@@ -28,18 +28,20 @@ from repolicy.readers.description import (
     Std,
 )
 from repolicy.readers.perceptrons import (
+    actions_of,
     canonical_activation,
     finite_float32,
     first_names,
+    has_switches,
     linear_layer,
     make_perceptron,
     named_layers,
+    observations_of,
     sequential_layers,
     tensors_of,
     tensors_under,
 )
 from repolicy.readers.pickles import GlobalName, load, read_pickle
-from repolicy.readers.spaces import actions_of, has_switches, observations_of
 from repolicy.readers.zips import open_zip, read_zip_entry
 
 LIBRARY = "Stable-Baselines3"
