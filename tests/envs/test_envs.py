@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tiny_envs import Counter, tiny
 
-import repolicy
 from repolicy.envs import names
 from repolicy.envs.batches import GymnasiumEnvs, merge_infos
 from repolicy.envs.making import make_envs
@@ -232,24 +231,22 @@ def test_numbers_in_info_may_have_names_of_any_kind() -> None:
     assert {key: values.tolist() for key, values in steps.items()} == {0: [[1.0], [3.0]], "hit": [[2.0], [0.0]]}
 
 
-class Agents(Counter):
-    """Several agents, each with a space of its own, as in PettingZoo."""
-
-    def observation_space(self, agent: str) -> Any: ...
+class Agents:
+    """Several agents, as in PettingZoo."""
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: gymnasium.vector.SyncVectorEnv([Counter]), "SyncVectorEnv, which is not one environment"),
-        (Agents, "Agents, which is not one environment of one agent"),
+        (lambda: gymnasium.vector.SyncVectorEnv([Counter]), "SyncVectorEnv, which is no gymnasium.Env: it must be one"),
+        (Agents, "Agents, which is no gymnasium.Env: it must be one environment of one agent"),
         (lambda: gymnasium.wrappers.NormalizeObservation(Counter()), "statistics that are in no policy's file"),
         (lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(Counter()), 5), "statistics that are"),
     ],
 )
 def test_batches_several_agents_and_statistics_that_move_are_refused(make: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        GymnasiumEnvs("mine", 1, 0, make)
+        make_envs(names.env_name(make), 1, 0)
 
 
 def test_statistics_that_stay_are_taken() -> None:
@@ -271,26 +268,6 @@ def test_an_envpool_that_cannot_be_imported_is_told_with_the_reason(
         make_envs("CartPole-v1", 1, 0).close()
     with pytest.raises(UsageError, match="EnvPool cannot be imported: .*libOpenGL.*; leave out --backend envpool"):
         make_envs("CartPole-v1", 1, 0, "envpool")
-
-
-def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_trained_and_copied(tmp_path: Path) -> None:
-    class Other:
-        observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-        def close(self) -> None:
-            pass
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(1, np.float32), 1.0, False, True, {}
-
-    settings = repolicy.Settings(steps=64, ranks=1, envs=2, n_steps=16, minibatch=16, hidden=(4,))
-    run = repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings)
-    assert run.finished
-    planner = repolicy.plan(run.policy, lambda *parts: parts[1][:, 0], env=Other, omega=0.1, states=0.0)
-    assert planner.observation_size == 1
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class GymnasiumEnvs(Batch):
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
         ):
             self._ones = [_One(name, n, make()) for n in range(count)]
-            check_is_one(self.each[0], name)
+            check_keeps_its_scale(self.each[0], name)
             self._space, actions = self.each[0].observation_space, self.each[0].action_space
         self.note_spaces(self._space, actions, critic)
         self._check_one_step()
@@ -167,13 +167,10 @@ class GymnasiumEnvs(Batch):
                 raise RepolicyError(f"{problem}, but its observation space says {declared}")
 
 
-def check_is_one(env: Any, name: str) -> None:
-    """Raise unless it is one environment of one agent, whose observations and rewards keep their scale."""
-    if isinstance(env, gymnasium.vector.VectorEnv) or not isinstance(env.observation_space, spaces.Space):
-        kind = f"environment {name!r} is of the class {type(env).__name__}"
-        raise UsageError(f"{kind}, which is not one environment of one agent with Gymnasium's spaces")
+def check_keeps_its_scale(env: Any, name: str) -> None:
+    """Raise if a wrapper changes the scale of observations or rewards while the environment steps."""
     moving = "update_running_mean"
-    if isinstance(env, gymnasium.Wrapper) and env.has_wrapper_attr(moving) and env.get_wrapper_attr(moving):
+    if env.has_wrapper_attr(moving) and env.get_wrapper_attr(moving):
         problem = f"environment {name!r} normalizes by statistics that are in no policy's file"
         raise UsageError(f"{problem}: leave out NormalizeObservation and NormalizeReward; policy and critic normalize")
 

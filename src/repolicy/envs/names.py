@@ -190,32 +190,12 @@ class ResetWith(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=self._reset_options | (options or {}))
 
 
-class LikeGymnasiums(gymnasium.Env[Any, Any]):
-    """The environment `env`, whose class has Gymnasium's interface and is none of its children."""
-
-    def __init__(self, env: Any) -> None:
-        self._env, self.observation_space, self.action_space = env, env.observation_space, env.action_space
-        self.metadata, self.render_mode = getattr(env, "metadata", {}), getattr(env, "render_mode", None)
-
-    def reset(self, **options: Any) -> Any:
-        return self._env.reset(**options)
-
-    def step(self, action: Any) -> Any:
-        return self._env.step(action)
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
-
-
-def _made_by(function: Callable[..., Any], **options: Any) -> Any:
-    """Return the environment that a user's function makes, with all that Gymnasium's environments have."""
+def _made_by(function: Callable[..., Any], name: str, **options: Any) -> Any:
+    """Return the environment that a user's function makes; raise unless it is one of Gymnasium's kind."""
     env = function(**options)
-    is_like_one = isinstance(getattr(env, "observation_space", None), gymnasium.Space)
-    if is_like_one and not isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
-        return LikeGymnasiums(env)
+    if not isinstance(env, gymnasium.Env):
+        kind = f"environment {name!r} is of the class {type(env).__name__}"
+        raise UsageError(f"{kind}, which is no gymnasium.Env: it must be one environment of one agent")
     return env
 
 
@@ -249,7 +229,7 @@ def _constructor(name: str) -> Make:
             return partial(gymnasium.make, registered, **options)
         if not callable(function):
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
-        return partial(_made_by, function, **options)
+        return partial(_made_by, function, plain, **options)
     if plain not in gymnasium.registry:
         hint = suggest(plain, set(gymnasium.registry) | envpool_names())
         if plain.endswith(".py"):
