@@ -1,4 +1,4 @@
-"""Claim a run's folder, and see by trial steps whether environment and add-ons are what they were when it began."""
+"""Claim a run's folder, and see by trial steps whether what it runs is what it was when the run began."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from repolicy.policies import make_policy
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.weights import collect_trial
-from repolicy.priors import read_policy
+from repolicy.priors import Scorer, ScoringPrior, read_policy
 from repolicy.runs import Request, RunFolder, spec_for, versions
 
 FINGERPRINT_STEPS = 32  # trial steps of each environment, compared when a run is resumed
@@ -22,12 +22,14 @@ FINGERPRINT_TOLERANCE = 1e-3  # share of a number's largest value; processors ro
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
     """Claim the folder for a run and return messages for the user.
 
-    Raises where an environment or an add-on gives other numbers than when the run began, although it is reproducible
-    and the versions are the same. Then its source, or something that it imports, has changed.
+    Raises where an environment, an add-on or a prior that runs as it is gives other numbers than when the run began,
+    although it is reproducible and the versions are the same. Then its source, or something that it imports, has
+    changed.
     """
     prior, init = (None, None) if start is None else (start.content, start.init)
     notes = folder.begin(request, versions(), resume, prior, init)
-    numbers = _trial_numbers(request, folder)
+    scoring_prior = None if start is None else start.scoring_prior
+    numbers = _trial_numbers(request, folder, scoring_prior)
     if not folder.trial.exists():
         write(folder.trial, "trial", numbers, {})
         return notes
@@ -36,15 +38,15 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
     if changed is None:
         return notes
     sentence = f"{changed} is not what it was when the run in {folder.path} began: the same trial steps differ"
-    if _first_difference(numbers, _trial_numbers(request, folder)) is not None:
+    if _first_difference(numbers, _trial_numbers(request, folder, scoring_prior)) is not None:
         return [*notes, f"{sentence}, and they do not repeat themselves: no run of it ends in the same bits"]
     if any("other versions" in note for note in notes):
         return [*notes, sentence]
     raise UsageError(f"{sentence}; put its source back, or begin a run of its own in another --out")
 
 
-def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
-    """Return the numbers of environment and add-ons in trial steps, up to the first error."""
+def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPrior | None) -> dict[str, Tensor]:
+    """Return the numbers of environment, add-ons and scoring prior in trial steps, up to the first error."""
     settings, numbers = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         if request.prior:
@@ -58,12 +60,14 @@ def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
         for name in addon_names.with_weights(request.addons):
             reward = combine_addons([name]).reward(rollout.transitions)
             numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
+        if scoring_prior is not None:
+            numbers["the prior (or its std)"] = Scorer(scoring_prior)(*rollout.prior_inputs)
     return numbers
 
 
 def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> str | None:
-    """Return the name of the first entry whose numbers `[T, N, ...]` differ; add-ons come after the environment."""
-    for name in sorted(stored, key=lambda name: (name.startswith("add-on"), name)):
+    """Return the name of the first entry whose numbers `[T, N, ...]` differ; the environment comes first."""
+    for name in sorted(stored, key=lambda name: (name.startswith(("add-on", "the prior")), name)):
         before, after = stored[name], current.get(name)
         if after is None or after.shape != before.shape:
             return name

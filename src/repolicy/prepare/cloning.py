@@ -30,18 +30,7 @@ from repolicy.policies import (
     policy_bytes,
     read_card,
 )
-from repolicy.policies.storage import read
-from repolicy.priors import (
-    MeanPrior,
-    Samples,
-    ScoredPrior,
-    Scorer,
-    ScoringPrior,
-    State,
-    fit,
-    fit_normalizer,
-    read_policy,
-)
+from repolicy.priors import MeanPrior, Samples, ScoredPrior, ScoringPrior, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, Stream, derived_seed, ranks
 from repolicy.text import format_digits
 
@@ -58,7 +47,6 @@ COMPARISON_EPISODES = 8  # to compare prior and clone, where a run has no evalua
 KL_WARNING = 0.5  # nats a step; beyond this distance from the prior, the user is warned
 NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not due to few episodes
 MAX_EPISODE_STEPS = 1_000  # in the episodes that compare prior and clone
-PROBE_SIZE = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
 
 def clone(
@@ -66,19 +54,17 @@ def clone(
 ) -> tuple[SavedPolicy, bytes]:
     """Fit a policy to the prior, and return it with the content of its file.
 
-    If `file` already holds a clone of this prior, that clone is returned instead.
+    If `file` already holds a clone, that one is returned instead; `claim_folder` sees whether it is of this prior.
     """
-    stored = _load_stored_clone(prior, file)
-    if stored is not None:
-        return stored
+    if file.is_file() and "clone_of" in read_card(file):
+        return read_policy(file), file.read_bytes()
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fit_clone(prior, env, settings)
         comparison = compare_clone(prior, policy, env, settings)
-        probes = fingerprint(prior, policy, env, settings)
     say(comparison.sentence(name_of(prior)))
     card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
-    return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
+    return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card)
 
 
 def name_of(prior: ScoringPrior) -> str:
@@ -256,35 +242,3 @@ def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
     if not np.isfinite(evaluation.basic).all():
         return None
     return float(evaluation.basic.mean()), float(evaluation.basic.std())
-
-
-# Recognizing the prior of a resumed run -------------------------------------------------------------------------------
-
-
-PROBE_NAMES = ("observations", "actions", "ended", "log_probs")
-
-
-def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
-    """Return a short rollout of the clone with the prior's log-probabilities, to recognize the prior on resuming."""
-    with closing(make_envs(env, PROBE_SIZE, settings.seed, settings.backend)) as envs:
-        rollout = Collector(envs, PROBE_SIZE, torch.Generator().manual_seed(settings.seed)).collect(policy)
-    tensors = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
-    return {f"exact.{name}": tensor for name, tensor in zip(PROBE_NAMES, tensors, strict=True)}
-
-
-def _load_stored_clone(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
-    """Return the clone that is stored in a run's file, or None; raise if it was fitted to another prior."""
-    if not file.is_file() or "clone_of" not in read_card(file):
-        return None
-    tensors, _ = read(file, "policy")
-    names = [f"exact.{name}" for name in PROBE_NAMES]
-    if not tensors.keys() >= {*names}:
-        return None
-    observations, actions, ended, stored = (tensors[name] for name in names)
-    difference = float((Scorer(prior)(observations, actions, ended) - stored).abs().max())
-    if not difference <= 1e-3 * (1.0 + float(stored.abs().max())):  # also raises for NaN
-        raise UsageError(
-            f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "
-            f"log-probabilities differ by up to {difference:.3g}; give the prior and the std that it began with"
-        )
-    return read_policy(file), file.read_bytes()

@@ -36,7 +36,7 @@ class RunFolder:
     last.safetensors       the last policy, if the result is an earlier one
     prior.safetensors      a copy of the prior, if there is one
     init.safetensors       a copy of the initial actor, if it is not the prior
-    trial.safetensors      some steps, by which a resumed run checks that environment and add-ons are unchanged
+    trial.safetensors      some steps, by which a resumed run checks that what it runs is unchanged
     """
 
     def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
