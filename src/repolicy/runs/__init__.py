@@ -44,16 +44,14 @@ if TYPE_CHECKING:
     from repolicy.runs.result import Estimate, Result
 
 _LATER = {
-    **dict.fromkeys(
-        ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "format_duration", "recipe"), "callbacks"
+    "callbacks": ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "format_duration", "recipe"),
+    "folder": ("RunFolder", "describe_changes"),
+    "ranks": ("Ranks", "SingleRank", "one_thread"),
+    "request": (
+        "Request", "Stream", "check_dials", "command_options", "command_words", "derived_seed", "spec_for",
     ),
-    **dict.fromkeys(("RunFolder", "describe_changes"), "folder"),
-    **dict.fromkeys(("SingleRank", "Ranks", "one_thread"), "ranks"),
-    **dict.fromkeys(
-        ("Request", "Stream", "check_dials", "derived_seed", "command_options", "spec_for", "command_words"), "request"
-    ),
-    **dict.fromkeys(("Estimate", "Result"), "result"),
-}
+    "result": ("Estimate", "Result"),
+}  # fmt: skip
 
 __all__ = ["ranks", "request"]
-__getattr__ = later(__name__, _LATER)
+__getattr__ = later(__name__, {name: file for file, names in _LATER.items() for name in names})
