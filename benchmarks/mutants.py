@@ -130,7 +130,7 @@ ROOMS = [
     Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
     Mutant("learning/worker.py", "total=parts.total - price", "total=parts.total + price", LIMITS, "a reward that grows by what limits cost"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
-    Mutant("addons/limits.py", "one.excess(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
+    Mutant("addons/limits.py", "other.excess(one.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "lost = (before - after) / max(abs(float(before.mean())), 1e-12)", "lost = 1.0 - after / before", LIMITS, "a share of a cost grows with the cost"),
     Mutant("learning/multipliers.py", "wanted - kept.mean > 2.0 * kept.error", "kept.mean > wanted", LIMITS, "a share that is kept is said to be too small"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),

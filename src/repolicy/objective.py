@@ -210,8 +210,6 @@ def reformulated(
     A term with weight 0 is left out rather than multiplied. So `log_prior` may be None or infinite where omega is 0,
     and the remaining sum is the same to the bit.
     """
-    if objective.states and states is None:
-        raise UsageError("an objective with states above 0 needs the density of a prior's states, and none is here")
     omega = objective.omega if omega is None else omega
     alpha = objective.alpha if alpha is None else alpha
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,10 @@ def parse_limits(texts: str | Sequence[str], env: str | None = None) -> tuple[Li
     """
     limits = tuple(map(Limit.of, [texts] if isinstance(texts, str) else texts))
     check_env([limit.name for limit in limits] if env else (), env or "")
-    for index, one in enumerate(limits):
-        for other in limits[:index]:
-            if one.name == other.name and (one.sign == other.sign or one.excess(other.bound) > 0):
-                problem = "name the same side twice" if one.sign == other.sign else "contradict each other"
-                raise UsageError(f"the limits {other} and {one} {problem}: leave one of them out")
-            if str(one) == str(other):  # multipliers and reports go by this text
-                raise UsageError(f"limits on {other.name} and {one.name} would both be called {one}: rename a function")
+    for one, other in combinations(limits, 2):
+        if one.name == other.name and (one.sign == other.sign or other.excess(one.bound) > 0):
+            problem = "name the same side twice" if one.sign == other.sign else "contradict each other"
+            raise UsageError(f"the limits {one} and {other} {problem}: leave one of them out")
+        if str(one) == str(other):  # multipliers and reports go by this text
+            raise UsageError(f"limits on {one.name} and {other.name} would both be called {one}: rename a function")
     return limits

@@ -107,8 +107,7 @@ class PriorReward:
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
-        parts = (observations, rewards, log_policy)
-        if any(map(_is_traced, (*parts, actions))) and not self._is_compilable:
+        if any(map(_is_traced, (observations, actions, rewards, log_policy))) and not self._is_compilable:
             what = "inside jax.jit or vmap the prior must be a function in JAX, without kl_budget and states"
             raise UsageError(f"{what}: call this outside, on arrays, or leave them out")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
@@ -118,15 +117,10 @@ class PriorReward:
         familiar = self._familiarity(observations, next_observations, rewards)
         reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
         if not _is_traced(reward.total):
-            means = {"task": _mean(rewards), "entropy": _mean(log_policy)}
-            prior_kl = 0.0
-            if log_prior is not None:
-                means["prior"] = _mean(log_prior)
-                prior_kl = _mean(log_policy - log_prior)
-            if familiar is not None:
-                means["states"] = _mean(familiar)
-            check_finite(means)
-            self.parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS} | {"prior_kl": prior_kl}
+            parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS}
+            check_finite(parts)
+            prior_kl = 0.0 if log_prior is None else _mean(log_policy - log_prior)
+            self.parts = parts | {"prior_kl": prior_kl}
             self.steering.steer({"prior_kl": prior_kl}, int(np.prod(rewards.shape)))
         return reward.total
 

@@ -36,7 +36,6 @@ from repolicy.hosts.sb3_vec_envs import (
     Squashed,
     Unclipped,
     check_env,
-    check_seen_alike,
     clipping_of,
     default_settings,
     flat_observations,
@@ -140,7 +139,6 @@ class ResidualPPO(PPO):
     def _begin_as_prior(self, prior_policy: Any) -> None:
         """Copy the prior's weights into the actor, where the prior is a policy of ours or a model like this one."""
         if isinstance(prior_policy, Policy):
-            check_seen_alike(self)
             initial = _initial_policy(prior_policy, isinstance(self.policy, HeadPolicy))
             from_repolicy(initial, self)
             is_gsde = prior_policy.spec.family.startswith("features")

@@ -115,6 +115,10 @@ def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
 @torch.no_grad()
 def from_repolicy(policy: Policy, model: PPO) -> None:
     """Make a model act as the policy. Its MlpPolicy must have the same architecture, as `like(policy)` builds it."""
+    normalized = model.get_vec_normalize_env()
+    if normalized is not None and normalized.norm_obs:
+        remedy = "set norm_obs=False, or copy_prior=False to begin elsewhere"
+        raise UsageError(f"VecNormalize changes what the actor sees, and the prior has its own normalizer: {remedy}")
     host, remedy = _spec_of(model), "leave out policy_kwargs, or set copy_prior to False to begin elsewhere"
     check_same_network(policy.spec, host, "model", remedy)
     for ours, theirs in layer_pairs(policy, _layers(model.policy)):

@@ -171,14 +171,6 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
         raise UsageError(f"statistics of observations move, and what the prior sees with them: {remedy}")
 
 
-def check_seen_alike(model: Any) -> None:
-    """Raise where an actor that is copied from a policy of ours would get other observations than the policy."""
-    normalized = model.get_vec_normalize_env()
-    if normalized is not None and normalized.norm_obs:
-        remedy = "set norm_obs=False, or copy_prior=False to begin elsewhere"
-        raise UsageError(f"VecNormalize changes what the actor sees, and the prior has its own normalizer: {remedy}")
-
-
 def clipping_of(model: Any) -> str:
     """Return a sentence about how Stable-Baselines3 clips this model's actions; empty where it does not."""
     space = model.action_space
