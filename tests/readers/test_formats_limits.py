@@ -20,7 +20,7 @@ from repolicy.readers.context import read_statistics
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.perceptrons import actions_of, observations_of
-from repolicy.readers.pickles import LEGACY_MAGIC, GlobalName, ObjectStub, load, read_pickle
+from repolicy.readers.pickles import GlobalName, ObjectStub, load, read_pickle
 
 DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them
 
@@ -113,35 +113,7 @@ def test_tensors_may_share_their_numbers_a_few_times() -> None:
                 load(buffer.getvalue(), "a file")
 
 
-class Pointing(pickle.Pickler):
-    """As `torch.save` wrote before 1.6: a string in what is saved stands for a storage of one number."""
-
-    def __init__(self, buffer: io.BytesIO, kind: Any, key: Any) -> None:
-        super().__init__(buffer, 2)
-        self.key = ("storage", kind, key, "cpu", 1, None)
-
-    def persistent_id(self, found: Any) -> Any:
-        return self.key if found == "a storage" else None
-
-
-def legacy(kind: Any, key: Any) -> bytes:
-    buffer = io.BytesIO()
-    for part in (LEGACY_MAGIC, 1001, {}):
-        pickle.dump(part, buffer, 2)
-    Pointing(buffer, kind, key).dump({"weights": "a storage"})
-    pickle.dump([key], buffer, 2)
-    return buffer.getvalue() + (1).to_bytes(8, "little") + np.float32(3.0).tobytes()
-
-
-def test_storages_of_an_older_file_have_names_and_a_known_kind() -> None:
-    assert load(legacy(torch.FloatStorage, "0"), "a file")["weights"] == [3.0]
-    with pytest.raises(FileError, match="a storage in it has no name"):
-        load(legacy(torch.FloatStorage, ((), ())), "a file")
-    with pytest.raises(FileError, match="numbers of an unknown kind, 'float'"):
-        load(legacy("float", "0"), "a file")
-
-
-def test_a_storage_of_a_newer_file_has_a_name(tmp_path: Path) -> None:
+def test_a_storage_has_a_name(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(1)}, buffer)
     kept = with_entry(zipfile.ZipFile(buffer), "data.pkl", lambda pkl: pkl.replace(b"X\x01\x00\x00\x000", b")"))

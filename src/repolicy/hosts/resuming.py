@@ -13,9 +13,8 @@ from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.policies import SavedPolicy, origin_notes
 from repolicy.readers.context import agent_settings, parse_numbers
 from repolicy.readers.demonstrations import read_npz
-from repolicy.readers.pickles import load
+from repolicy.readers.pickles import load, open_zip
 from repolicy.readers.recognize import PolicyFile
-from repolicy.readers.zips import open_zip
 
 MAX_CHANGE = 2.0  # factor by which a learning rate or a std may change in a few iterations
 COLLAPSED_STD = 0.01  # a smaller std hardly explores

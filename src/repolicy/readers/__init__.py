@@ -11,5 +11,4 @@ __all__ = [
     "reading",
     "recognize",
     "rsl_rl_checkpoint",
-    "zips",
 ]

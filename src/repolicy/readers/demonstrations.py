@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, describe_error, in_one_sentence
-from repolicy.readers.zips import check_unpacked_size
+from repolicy.readers.pickles import check_unpacked_size
 
 MIN_STEPS = 100
 

@@ -1,4 +1,4 @@
-"""Read pickles, and the files that PyTorch writes with them, without running them.
+"""Read pickles, zips, and the files that PyTorch writes with both, without running them.
 
 A pickle is a program that may call any function that it names. Here nothing is imported or called. A name becomes a
 `GlobalName`, and an object an `ObjectStub` that stores its arguments and its state. Only plain containers, NumPy arrays
@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from repolicy.errors import FileError, first_line
-from repolicy.readers.zips import open_zip, read_zip_entry, unpacked_size
 
 LoadStorage = Callable[[Any], np.ndarray]  # returns the numbers of a tensor's storage, by its key in the pickle
 PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -31,10 +30,10 @@ DAMAGE_ERRORS = (
 )
 MAX_OPCODES = 500_000  # a policy's pickle has a few thousand; the costliest opcode allocates some hundred bytes
 BASE_MEMORY, MEMORY_FACTOR = 2**24, 8  # calls may allocate this many bytes, plus this many times the file's size
+MAX_RATIO, FREE_SIZE = 200, 2**20  # a zip may unpack to this many times its size, plus this many bytes
 ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"  # first bytes of a zip, and of a pickle since protocol 2
 TOO_LARGE = "it would unpack to far more than it holds"
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-LEGACY_MAGIC_BYTES = bytes.fromhex("6cfc9c46f9206aa85019")  # LEGACY_MAGIC as a file holds it
+OLD_TORCH_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # among the first bytes of a file of PyTorch before 1.6
 STORAGE_DTYPES = {  # BFloat16 is the upper half of a float
     "Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "u2", "Long": "i8", "Int": "i4", "Short": "i2",
     "Char": "i1", "Byte": "u1", "Bool": "b1",
@@ -74,16 +73,26 @@ class ObjectStub:
     append = add = __setitem__ = extend
 
 
-def read_pickle(content: bytes, where: str) -> Any:
-    """Load a pickle; raise a FileError that names `where` if it is damaged."""
-    return _unpickle(io.BytesIO(content), where, len(content))
+def read_pickle(content: bytes, where: str, size: int = 0, load_storage: LoadStorage | None = None) -> Any:
+    """Load a pickle; raise a FileError that names `where` if it is damaged.
+
+    `size` is the number of bytes of the file that it is part of, unpacked, and `load_storage` reads the other parts.
+    """
+    try:
+        if sum(1 for _ in pickletools.genops(content)) > MAX_OPCODES:
+            raise ValueError(TOO_LARGE)
+        return _Unpickler(io.BytesIO(content), size or len(content), load_storage).load()
+    except DAMAGE_ERRORS as error:
+        raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
 
 
 def load(content: bytes, where: str) -> Any:
     """Load what `torch.save` or pickle wrote, with arrays for tensors and stubs for other objects."""
     if content[:4] == ZIP_MAGIC:
         return read_torch_pickle(open_zip(content, where), "data")
-    return _load_legacy(content, where) if LEGACY_MAGIC_BYTES in content[:32] else read_pickle(content, where)
+    if OLD_TORCH_MAGIC in content[:32]:
+        raise FileError(f"{where} is as PyTorch before 1.6 wrote it: torch.load it, and torch.save it again")
+    return read_pickle(content, where)
 
 
 def short_repr(found: Any) -> str:
@@ -99,6 +108,45 @@ def real_array(found: Any) -> np.ndarray:
     if values.dtype.kind not in REAL_KINDS:
         raise TypeError(f"it holds {values.dtype} where real numbers are expected")
     return values
+
+
+# Zips that nobody vouches for: damaged ones are refused, and those that would unpack to far too many bytes -----------
+
+
+def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
+    """Open a zip; `where` is its name in messages.
+
+    The zip must begin at the first byte: the end of a truncated file may look like another zip that was inside of it.
+    """
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+        raise FileError(f"{where} is no whole zip: {error}") from None
+    if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
+        raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
+    archive.filename = where
+    check_unpacked_size(archive, len(content))
+    return archive
+
+
+def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise a FileError if a zip of `size` bytes says that it unpacks to far too many bytes."""
+    unpacked = unpacked_size(archive)
+    if unpacked > MAX_RATIO * size + FREE_SIZE:
+        raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}")
+
+
+def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return an entry's bytes; raise a FileError if the entry is missing or damaged."""
+    try:
+        return archive.read(name)
+    except Exception as error:  # a KeyError, zipfile's, zlib's, lzma's and bz2's, of many classes
+        raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
+
+
+def unpacked_size(archive: zipfile.ZipFile) -> int:
+    """Return the total size of a zip's entries, as its table of contents has it."""
+    return sum(info.file_size for info in archive.infolist())
 
 
 # Files of torch.save --------------------------------------------------------------------------------------------------
@@ -121,79 +169,29 @@ def read_torch_pickle(archive: zipfile.ZipFile, name: str) -> Any:
 
     def load_storage(key: Any) -> np.ndarray:
         _, kind, number, *_ = key
-        _check_storage_name(number)
+        if not isinstance(number, str):
+            raise ValueError("a storage in it has no name")
         if number not in storages:
             storages[number] = _decode(read_zip_entry(archive, f"{root}{name}/{number}"), kind, is_big_endian)
         return storages[number]
 
-    content = io.BytesIO(read_zip_entry(archive, f"{root}{name}.pkl"))
-    return _unpickle(content, str(archive.filename), unpacked_size(archive), load_storage)
+    content = read_zip_entry(archive, f"{root}{name}.pkl")
+    return read_pickle(content, str(archive.filename), unpacked_size(archive), load_storage)
 
 
-def _load_legacy(content: bytes, where: str) -> Any:
-    """Load a file of PyTorch before 1.6: five pickles, then the bytes of the storages.
-
-    The fourth pickle is the object and the fifth the storages' names. Tensors are views of storages that are zero at
-    first and filled at the end.
-    """
-    stream, kinds, storages = io.BytesIO(content), dict[str, Any](), dict[str, np.ndarray]()
-
-    def load_storage(key: Any) -> np.ndarray:
-        _, kind, name, _, count, *_ = key
-        _check_storage_name(name)
-        if name not in storages:
-            kinds[name], storages[name] = kind, np.zeros(count, _decode(b"", kind).dtype)
-            total = sum(storage.nbytes for storage in storages.values())
-            if total > 2 * len(content):  # twice: a BFloat16 of two bytes becomes a float of four
-                raise ValueError("its tensors are cut short")
-        return storages[name]
-
-    if _unpickle(stream, where, len(content)) != LEGACY_MAGIC:
-        raise FileError(f"{where} is no file that PyTorch wrote")
-    _, _, saved, names = (_unpickle(stream, where, len(content), load_storage) for _ in range(4))
-    try:
-        for name in names:
-            (count,) = struct.unpack("<q", stream.read(8))
-            storages[name][:] = _decode(stream.read(count * _dtype_of(kinds[name]).itemsize), kinds[name])
-    except DAMAGE_ERRORS as error:
-        raise FileError(f"{where} is damaged: its tensors are cut short ({first_line(error)})") from None
-    return saved
-
-
-def _check_storage_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise ValueError("a storage in it has no name")
-
-
-def _dtype_of(kind: Any) -> np.dtype:
-    """Return the dtype of a storage class, such as `torch.FloatStorage`."""
+def _decode(content: bytes, kind: Any, is_big_endian: bool) -> np.ndarray:
+    """Return the numbers of a storage of a class such as `torch.FloatStorage` from its bytes."""
     last = kind.last if isinstance(kind, GlobalName) else short_repr(kind)
     if last.removesuffix("Storage") not in STORAGE_DTYPES:
         raise ValueError(f"its tensors have numbers of an unknown kind, {last}")
-    return np.dtype(STORAGE_DTYPES[last.removesuffix("Storage")])
-
-
-def _decode(content: bytes, kind: Any, is_big_endian: bool = False) -> np.ndarray:
-    """Return the numbers of a storage from its bytes."""
-    numbers = np.frombuffer(content, _dtype_of(kind).newbyteorder(">" if is_big_endian else "<"))
-    if kind.last == "BFloat16Storage":
+    dtype = np.dtype(STORAGE_DTYPES[last.removesuffix("Storage")])
+    numbers = np.frombuffer(content, dtype.newbyteorder(">" if is_big_endian else "<"))
+    if last == "BFloat16Storage":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(numbers.dtype.newbyteorder("="))
 
 
 # The unpickler --------------------------------------------------------------------------------------------------------
-
-
-def _unpickle(stream: io.BytesIO, where: str, size: int, load_storage: LoadStorage | None = None) -> Any:
-    """Load the next pickle of a stream; `size` is the number of bytes of the whole file, unpacked."""
-    start = stream.tell()
-    try:
-        if sum(1 for _ in pickletools.genops(stream)) > MAX_OPCODES:
-            raise ValueError(TOO_LARGE)
-        stream.seek(start)
-        return _Unpickler(stream, size, load_storage).load()
-    except DAMAGE_ERRORS as error:
-        raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
 
 
 class _Unpickler(pickle._Unpickler):

@@ -21,9 +21,8 @@ from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import CannotCopyError, PolicyDescription
 from repolicy.readers.perceptrons import first_names
-from repolicy.readers.pickles import DAMAGE_ERRORS, PICKLE_MAGIC, ZIP_MAGIC, ObjectStub, load, short_repr
+from repolicy.readers.pickles import DAMAGE_ERRORS, PICKLE_MAGIC, ZIP_MAGIC, ObjectStub, load, open_zip, short_repr
 from repolicy.readers.reading import Options
-from repolicy.readers.zips import open_zip
 from repolicy.text import printable
 
 KNOWN_LIBRARIES = (

@@ -41,8 +41,7 @@ from repolicy.readers.perceptrons import (
     tensors_of,
     tensors_under,
 )
-from repolicy.readers.pickles import GlobalName, load, read_pickle
-from repolicy.readers.zips import open_zip, read_zip_entry
+from repolicy.readers.pickles import GlobalName, load, open_zip, read_pickle, read_zip_entry
 
 LIBRARY = "Stable-Baselines3"
 LIBRARY_MODULES = ("stable_baselines3.", "sb3_contrib.")

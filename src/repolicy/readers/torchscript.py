@@ -12,8 +12,7 @@ from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import CannotCopyError, PolicyDescription
 from repolicy.readers.operations import OPERATIONS, TracedValue
-from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle
-from repolicy.readers.zips import read_zip_entry
+from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle, read_zip_entry
 
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
 MAX_EXPRESSIONS = 20_000  # evaluated in one file

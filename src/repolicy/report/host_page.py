@@ -13,9 +13,8 @@ from repolicy.evaluation import Evaluation
 from repolicy.objective import Objective
 from repolicy.priors import check_no_plan, newest_checkpoint
 from repolicy.ranges import middle_of
-from repolicy.readers.pickles import DAMAGE_ERRORS
+from repolicy.readers.pickles import DAMAGE_ERRORS, open_zip, read_zip_entry
 from repolicy.readers.recognize import PolicyFile
-from repolicy.readers.zips import open_zip, read_zip_entry
 from repolicy.report import charts, page
 from repolicy.report.learning_curves import CURVES, CURVES_NOTE, Curve, limit_curves
 from repolicy.report.pieces import by_action, distribution_section, prior_pairs, reward_table, reward_tiles
