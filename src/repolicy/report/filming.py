@@ -26,7 +26,7 @@ from repolicy.envs import (
     parse_env_name,
     wrap_decoder,
 )
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import open_agent
 from repolicy.readers.reading import Options
@@ -193,15 +193,13 @@ _CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as 
 
 def _make_env(make: Any, shot: Shot) -> Any:
     """Make the environment with the options that it takes: a way to render, and a size."""
-    try:
+    with in_one_sentence(f"environment {shot.env!r} cannot be filmed", UsageError):
         try:
             return make(render_mode="rgb_array", width=shot.width, height=shot.height)
         except TypeError as error:
             if "keyword argument" not in str(error):  # else it takes no size
                 raise
             return make(render_mode="rgb_array")
-    except Exception as error:
-        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
 
 
 def use_tracking_camera(task: Any) -> bool:
@@ -232,15 +230,10 @@ def _turn_off_shadows(task: Any) -> None:
 
 
 def _picture(env: Any, shot: Shot) -> np.ndarray:
-    try:
-        picture = env.render()
-    except Exception as error:
-        if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
-            raise _NoRendererError from error
-        if isinstance(error, NotImplementedError):
-            raise UsageError(f"environment {shot.env!r} cannot be filmed: it has no render()") from error
-        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
-    picture = np.asarray(picture)
+    uses_mujoco = hasattr(getattr(env, "unwrapped", None), "mujoco_renderer")
+    failing = in_one_sentence(f"environment {shot.env!r} cannot be filmed", UsageError)
+    with _errors_mean_no_renderer() if uses_mujoco else failing:
+        picture = np.asarray(env.render())
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")
     return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
