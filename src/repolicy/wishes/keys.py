@@ -22,7 +22,7 @@ SEQUENCE = re.compile(r"\x1b[\[O]?[\d;]*[A-Za-z~]")  # an arrow, a function key,
 class TerminalKeys:
     """Reads keys from a terminal, without waiting for Enter."""
 
-    shows = False
+    shows = False  # whether `show` shows the environment, too
 
     def __init__(self) -> None:
         import termios
@@ -35,6 +35,7 @@ class TerminalKeys:
         self.pressed()  # from here on without echo
 
     def pressed(self) -> list[str]:
+        """Return the keys pressed since the last call: space, enter, backspace, escape, letters or digits."""
         import termios
         import tty
 
@@ -46,9 +47,11 @@ class TerminalKeys:
         return keys
 
     def held(self) -> set[str]:
+        """Return the keys that are down now."""
         return {key for key, until in self._held_until.items() if time.monotonic() < until}
 
     def axes(self) -> dict[int, float]:
+        """Return the positions of a gamepad's axes, from −1 to 1, without those at rest."""
         return {}
 
     def show(self, picture: Any, words: str) -> None:
@@ -139,3 +142,6 @@ class WindowKeys:
     def close(self) -> None:
         self._game.joystick.quit()
         self._game.display.quit()
+
+
+Keys = TerminalKeys | WindowKeys

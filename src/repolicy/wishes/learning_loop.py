@@ -21,10 +21,11 @@ from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.report.filming import use_tracking_camera
 from repolicy.text import format_count
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
+from repolicy.wishes.keys import Keys
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, Windows, windows
 from repolicy.wishes.rounds_page import write_rounds
-from repolicy.wishes.takeover import Act, Keys, Takeover
+from repolicy.wishes.takeover import Act, Takeover
 
 ENVS, ALONE_STEPS = 16, 16_000  # environments, and steps in all, of the policy without a person
 MIN_RESPONSE, MAX_RESPONSE = 0.25, 2.0  # the bounds of a response that changes the unit of the next inference
@@ -254,8 +255,6 @@ class Round:
 
     rate: float
     """The share of steps in which the person acted."""
-    person_steps: int
-    """The number of these steps."""
     policy: str
     """The policy that acted otherwise."""
 
@@ -317,6 +316,4 @@ def learn_wish(
             say(f"round {number} was no better than round {best}, from which it goes on")
         others = [each for index, each in enumerate(records) if index != best]
         now = teaching.taught([*others, records[best]], policies[best], folder, say)
-    return [
-        Round(each.rate, int(each.person.sum()), taught.policy) for each, taught in zip(records, policies, strict=True)
-    ]
+    return [Round(each.rate, taught.policy) for each, taught in zip(records, policies, strict=True)]

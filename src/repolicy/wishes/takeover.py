@@ -4,36 +4,17 @@ Space takes over and hands back, Enter ends the episode as a success, Backspace 
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.text import format_count
+from repolicy.wishes.keys import Keys
 from repolicy.wishes.record import RecordFile, Step
 
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
-
-
-class Keys(Protocol):
-    """A source of keys: a terminal, or a window that also shows the environment."""
-
-    shows: bool
-
-    def pressed(self) -> list[str]:
-        """Return the keys pressed since the last call: space, enter, backspace, escape, letters or digits."""
-
-    def held(self) -> set[str]:
-        """Return the keys that are down now."""
-
-    def axes(self) -> dict[int, float]:
-        """Return the positions of a gamepad's axes, from −1 to 1, without those at rest."""
-
-    def show(self, picture: Any, words: str) -> None:
-        """Show the environment and a line of text."""
-
-    def close(self) -> None: ...
 
 
 class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
