@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from repolicy.envs import Backend, Collector, Info, Transitions, make_envs
 from repolicy.errors import UsageError
-from repolicy.planning.simulators import Simulated
+from repolicy.planning.simulators import Model, Simulated
 from repolicy.planning.value import regression
 from repolicy.policies import Policy
 from repolicy.runs import one_thread
@@ -24,7 +24,7 @@ MAX_DEVIATION = 10.0  # in stds of the prior's observations; beyond it a simulat
 EXPLAINED = 0.9  # the model drops an entry of `info` of whose variance it explains less than this share
 
 
-class LearnedModel:
+class LearnedModel(Model):
     """The mean of several networks that predict the change of an observation by an action."""
 
     backend: Backend = "auto"
@@ -47,9 +47,6 @@ class LearnedModel:
         errors = f"{one:.2g} stds of an observation after a step, and by {more:.2g} after {AHEAD}"
         return f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {errors}"
 
-    def watch(self, envs: object) -> None:
-        """Do nothing: an observation is the state."""
-
     def states(self, observations: np.ndarray) -> np.ndarray:
         return observations.astype(np.float64)
 
@@ -61,9 +58,6 @@ class LearnedModel:
         after = np.where(failed[:, None], states, after)
         info: Info = {key: predicted[:, column] for key, column in self._info_columns.items()}
         return Simulated(after, after.astype(np.float32), info, np.zeros(len(states), bool), failed)
-
-    def trunks(self, states: np.ndarray) -> np.ndarray:
-        return np.zeros((len(states), 3))
 
     def _inputs(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
         normalized = (states - self._mean) / self._std, (actions - self._action_mean) / self._action_std

@@ -48,7 +48,8 @@ class Model(Protocol):
     backend: Backend  # of the environments in which plans can be carried out
 
     def watch(self, envs: Any) -> None:
-        """Remember the environments in which the planner acts."""
+        """Remember the environments in which the planner acts, if an observation is not the whole state."""
+        return
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the states `[N, S]` of observations `[N, O]`."""
@@ -58,9 +59,10 @@ class Model(Protocol):
 
     def trunks(self, states: np.ndarray) -> np.ndarray:
         """Return the position of the robot's trunk in each state, `[B, 3]`; 0 if the states do not contain it."""
+        return np.zeros((len(states), 3))
 
 
-class CopyModel:
+class CopyModel(Model):
     """Simulates in copies of the environments that `watch` received."""
 
     backend: Backend = "gymnasium"
@@ -161,13 +163,10 @@ def first_changing_wrapper(env: Any) -> str:
     return ""
 
 
-class MujocoModel:
+class MujocoModel(Model):
     """The physics of one of Gymnasium's MuJoCo environments, from observations alone."""
 
     backend: Backend = "auto"
-
-    def watch(self, envs: Any) -> None:
-        """Do nothing: an observation contains the whole state."""
 
     def __init__(self, name: str) -> None:
         import mujoco
