@@ -123,6 +123,8 @@ def test_words_come_in_any_order_and_spelling() -> None:
     usual = cli._parse_command(["customize", "halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
     assert usual.named_settings == {"gamma": 0.7}
     assert cli._parse_command(["customize", "--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
+    swept = cli._parse_command(["sweep", "halfcheetah", "--addon=hind_leg", "--omega=0.1", "0.3", "--omega", "1"])
+    assert swept.omega == (0.1, 0.3, 1.0)
     Path("mine.json").write_text('{"learning_rate": 0.5, "steps": 3}')
     found = cli._parse_command(["train", "--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
     assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
     ("words", "code", "sentence"),
     [
         ("train Pendulum-v1 --step 3", 2, "there is no option --step; did you mean --steps, "),
-        ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number; repolicy train"),
+        ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number"),
         ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),
         ("sweep hopper --omega 0.1..3", 2, "--omega is '0.1..3'; it must be a number"),
         ("customize hopper --omega 0.1 0.3", 2, "0.3 is too much (of omega, several values are `repolicy sweep`, and"),
@@ -75,7 +75,6 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
             2,
             "customize, evaluate and compare take code",
         ),
-        ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", 2, "--omega stands twice; write all its values"),
     ],
 )
 def test_what_is_wrong_is_said_in_at_most_three_lines(

@@ -16,7 +16,7 @@ from repolicy.cli.compare_diagnose_plan import UNSAFE_VERDICTS, Compare, Diagnos
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
 from repolicy.cli.help_page import help_page
-from repolicy.cli.options import Command, Positional, complete, options, parse
+from repolicy.cli.options import Command, Positional, complete, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
@@ -134,10 +134,6 @@ def _parse_command(
         subject = "" if words[0].startswith("-") else words[0]
         print(help_page(command, f"{prog} {name}", subject))
         sys.exit(0)
-    for option in options(command):  # argparse would keep the values of the last mention only
-        flag = f"--{option.name}"
-        if option.takes_several and words.count(flag) > 1:
-            raise UsageError(f"{flag} stands twice; write all its values behind one {flag}")
     return parse(command, words, f"{prog} {name}")
 
 

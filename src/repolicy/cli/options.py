@@ -9,7 +9,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -170,6 +170,23 @@ class Option:
         word = {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(self.value_type, self.path[-1].upper())
         return f"{word} ..." if self.takes_several and self.value_type is not str else word
 
+    def convert(self, text: str) -> Any:
+        """Convert a word of the command line into a value."""
+        if self.value_type not in (int, float):
+            return Path(text) if self.value_type is Path else text
+        if self.may_be_none and text == "None":
+            return None
+        if self.path[-1] == "std" and text == "fit":
+            return text
+        try:
+            if self.value_type is float:
+                return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+            number = float(text)
+            return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
+        except (ValueError, OverflowError):
+            kind = "a whole number" if self.value_type is int else "a number"
+            raise UsageError(f"--{self.name} is {text!r}; it must be {kind}") from None
+
 
 @cache
 def options(command: type, subject: str = "") -> tuple[Option, ...]:
@@ -268,11 +285,11 @@ def add_options(parser: argparse.ArgumentParser, command: type) -> None:
             parser.add_argument(flag, dest=path, action=action, default=argparse.SUPPRESS)
             continue
         is_required = option.default == "(required)"
-        arguments: dict[str, Any] = {"metavar": option.value_words, "type": _converter(option, parser)}
+        arguments: dict[str, Any] = {"metavar": option.value_words, "type": option.convert}
         if typing.get_origin(option.value_type) is Literal:
             arguments["choices"] = typing.get_args(option.value_type)
         if option.takes_several:
-            arguments["nargs"] = "+"
+            arguments |= {"nargs": "+", "action": "extend"}
         elif option.is_repeatable:
             arguments["action"] = "append"
         if option.metavar:
@@ -281,29 +298,6 @@ def add_options(parser: argparse.ArgumentParser, command: type) -> None:
             parser.add_argument(path, **arguments)
         else:
             parser.add_argument(flag, dest=path, required=is_required, **arguments)
-
-
-def _converter(option: Option, parser: argparse.ArgumentParser) -> Callable[[str], Any]:
-    """Return the function that converts a word into a value of the option."""
-
-    def convert(text: str) -> Any:
-        if option.value_type not in (int, float):
-            return Path(text) if option.value_type is Path else text
-        if option.may_be_none and text == "None":
-            return None
-        if option.path[-1] == "std" and text == "fit":
-            return text
-        try:
-            if option.value_type is float:
-                return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-            number = float(text)
-            return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
-        except (ValueError, OverflowError):
-            kind = "a whole number" if option.value_type is int else "a number"
-            words = f"--{option.name} is {text!r}; it must be {kind}"
-            raise UsageError(f"{words}; {parser.prog} --help lists the options") from None
-
-    return convert
 
 
 def parse(command: type, words: Sequence[str], prog: str) -> Any:
