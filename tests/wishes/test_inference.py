@@ -10,7 +10,7 @@ from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_resi
 from repolicy.objective import residual
 from repolicy.wishes.inference import Theta, effective_share, gradient, infer_theta, minus_expected, reweighted
 from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative
-from repolicy.wishes.record import Labels, Record, Step, windows
+from repolicy.wishes.record import Labels, Record, windows
 
 ALPHA, OMEGA = 0.7, 0.4
 TRUE = np.array([0.8, -1.1, 0.5])
@@ -102,8 +102,9 @@ def test_what_follows_a_take_over_tells_what_it_was_worth() -> None:
         trajectories.states.numpy(),
         trajectories.actions.numpy(),
     )
-    steps = [(int(n), int(s), int(a)) for (n, t), s in np.ndenumerate(states) for a in [actions[n, t]]]
-    beside = Record.of((Step(n, 0.0, s, a, a, FEATURES[s, a], bool(person[s])) for n, s, a in steps), "X-v0")
+    s, a, episode = states.ravel(), actions.ravel(), np.repeat(np.arange(len(states)), states.shape[1])
+    columns = {"episode": episode, "time": 0.0 * s, "observation": s, "action": a, "proposed": a}
+    beside = Record.of(columns | {"next": FEATURES[s, a], "person": person.numpy()[s]}, "X-v0")
     sums, _, firsts, _ = windows(beside, Features.of("next"), 4, Labels().weights(beside))
     begun = beside.person[firsts]
     which = firsts[begun] // 4  # all trajectories that they begin, however soon they hand back

@@ -20,7 +20,7 @@ from repolicy.priors.opening import open_agent
 from repolicy.runs.result import Result
 from repolicy.text import format_number
 from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_wish, record, record_alone, response
-from repolicy.wishes.record import Labels, Record, Step
+from repolicy.wishes.record import Labels, Record
 
 
 def test_who_fails_at_once_may_try_again(policy: Path, tmp_path: Path) -> None:
@@ -160,10 +160,9 @@ def test_how_far_a_policy_follows_its_wish() -> None:
     random = np.random.default_rng(0)
 
     def of(mean: float) -> Record:
-        values = mean + 2.0 * random.normal(size=20_000)
-        return Record.of(
-            (Step(0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1), np.array([value]), False) for value in values), "X-v0"
-        )
+        zeros = np.zeros(20_000)
+        columns = dict.fromkeys(("episode", "time", "observation", "action", "proposed", "person"), zeros)
+        return Record.of(columns | {"next": mean + 2.0 * random.normal(size=20_000)}, "X-v0")
 
     found = response(of(1.0), of(1.0 + 0.25 * 4 * 0.05 / 0.2), np.array([0.05]), Features.of("next"), 0.2, 1)
     assert found == pytest.approx(0.25, abs=0.03)

@@ -10,16 +10,13 @@ from repolicy.addons.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
 from repolicy.priors.opening import open_agent
 from repolicy.wishes.learning_loop import record
-from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
+from repolicy.wishes.record import Labels, Record, RecordFile, windows
 
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
-    count = len(person)
-    rows = [
-        Step(e, 0.0, np.array([float(t)]), np.zeros(1), np.zeros(1), np.array([2.0**t]), bool(p))
-        for t, (p, e) in enumerate(zip(person, episode or [0] * count, strict=True))
-    ]
-    return Record.of(rows, "X-v0")
+    zeros, steps = np.zeros(len(person)), np.arange(len(person))
+    columns = {"time": zeros, "action": zeros, "proposed": zeros, "observation": steps, "next": 2.0**steps}
+    return Record.of(columns | {"person": person, "episode": zeros if episode is None else episode}, "X-v0")
 
 
 def test_the_rule_labels_steps() -> None:

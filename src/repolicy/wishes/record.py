@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -51,14 +50,8 @@ class Record:
     person: np.ndarray
 
     @classmethod
-    def of(cls, steps: Iterable[Step], env: str, policy: str = "") -> Self:
-        """Return a record of steps from any source."""
-        rows = [*steps]
-        return cls._of_columns({name: [getattr(row, name) for row in rows] for name in Step._fields}, env, policy)
-
-    @classmethod
-    def _of_columns(cls, columns: dict[str, Any], env: str, policy: str = "") -> Self:
-        """Return a record, given the values of all steps for each field of `Step`."""
+    def of(cls, columns: dict[str, Any], env: str, policy: str = "") -> Self:
+        """Return a record from any source, given the values of all steps for each field of `Step`."""
         steps = len(columns["episode"])
         if not steps:
             raise UsageError("the record has no steps: record an episode first")
@@ -82,7 +75,7 @@ class Record:
             return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
             return cls._read_lerobot(path, env)
-        (header, *lines), dropped, steps = _read_lines(path), set[int](), list[Step]()
+        (header, *lines), dropped, steps = _read_lines(path), set[int](), list[dict[str, Any]]()
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
         if (format := header["record"]) > FORMAT:
             raise FileError(f"{path} has format {format}; this version reads up to {FORMAT}: upgrade repolicy")
@@ -93,8 +86,9 @@ class Record:
                 dropped.add(line["dropped"])
                 continue
             check_shape(line, LINE, f"{path}, line {number}")
-            steps.append(Step(**{name: line[name] for name in Step._fields}))
-        return cls.of((step for step in steps if step.episode not in dropped), header["env"], header["policy"])
+            steps.append(line)
+        columns = {name: [step[name] for step in steps if step["episode"] not in dropped] for name in Step._fields}
+        return cls.of(columns, header["env"], header["policy"])
 
     @classmethod
     def _read_lerobot(cls, path: Path, env: str) -> Self:
@@ -126,7 +120,7 @@ class Record:
         lengths = {np.shape(arrays[name])[:1] for name in Step._fields}
         if len(lengths) > 1 or () in lengths:
             raise FileError(f"{path} has arrays of several lengths")
-        return cls._of_columns(arrays, env)
+        return cls.of(arrays, env)
 
     @property
     def rate(self) -> float:
