@@ -26,7 +26,6 @@ try:
     from highway_env.envs.highway_env import HighwayEnv
     from highway_env.envs.parking_env import ParkingEnv
     from highway_env.road.lane import StraightLane
-    from highway_env.road.road import Road, RoadNetwork
 except ImportError:
     raise UsageError("these tasks need highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
 
@@ -145,42 +144,13 @@ class LaneAlongX(StraightLane):
         return float(position[0]) - self.x, float(position[1]) - self.y
 
 
-class StraightRoad(Road):
-    """A road of such lanes, endless and without obstacles, that checks only near cars for collisions."""
-
-    def step(self, dt: float) -> None:
-        for car in self.vehicles:
-            car.step(dt)
-        positions = [float(car.position[0]) for car in self.vehicles]
-        max_distance = max(car.diagonal + car.speed * dt for car in self.vehicles)
-        for first, car in enumerate(self.vehicles):
-            for other in range(first + 1, len(positions)):
-                if abs(positions[other] - positions[first]) <= max_distance:
-                    car.handle_collisions(self.vehicles[other], dt)
-
-    def neighbour_vehicles(self, vehicle: Any, lane_index: Any = None) -> tuple[Any, Any]:
-        lane = self.network.get_lane(lane_index or vehicle.lane_index)
-        own_x = float(vehicle.position[0]) - lane.x
-        front = rear = None
-        front_x, rear_x = np.inf, -np.inf
-        for car in self.vehicles:
-            x, y = lane.local_coordinates(car.position)
-            if car is vehicle or abs(y) > lane.width / 2 + 1:
-                continue
-            if own_x <= x <= front_x:
-                front, front_x = car, x
-            elif rear_x < x < own_x:
-                rear, rear_x = car, x
-        return front, rear
-
-
 class QuickHighway(HighwayEnv):
-    """highway-v0 with a `StraightRoad`."""
+    """highway-v0 on lanes along the x-axis."""
 
     def _create_road(self) -> None:
-        network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
-        network.graph["0"]["1"][:] = map(LaneAlongX, network.graph["0"]["1"])
-        self.road = StraightRoad(network, np_random=self.np_random)
+        super()._create_road()
+        lanes = self.road.network.graph["0"]["1"]
+        lanes[:] = map(LaneAlongX, lanes)
 
 
 class GoalObservation(KinematicsGoalObservation):
