@@ -257,7 +257,7 @@ ROOMS = [
     Mutant("policies/export.py", "torch.log(values / dial.low) / math.log(dial.high / dial.low)", "(values - dial.low) / (dial.high - dial.low)", CARRYING, "an exported dial without its logarithm"),
     Mutant("prepare/worth.py", "nats < MIN_NATS", "nats < -1.0", WORTH, "a worth without nats"),
     Mutant("prepare/worth.py", "each.var(ddof=1) / len(each)", "each.var(ddof=1)", WORTH, "the error of a worth is that of one episode"),
-    Mutant("prepare/worth.py", "longest=MAX_EPISODE_STEPS,", "longest=0,", WORTH, "a worth from episodes without an end"),
+    Mutant("prepare/worth.py", "longest=MAX_EPISODE_STEPS)", "longest=0)", WORTH, "a worth from episodes without an end"),
     Mutant("prepare/worth.py", '"addon" if addon_alone else "total"', '"total"', WORTH, "the worth in an add-on is that in the sum"),
     Mutant("prepare/worth.py", "or found.steps >= max_steps", "", WORTH, "a worth is sought without end"),
     Mutant("prepare/worth.py", "worth.value + 2 * worth.error for", "worth.value for", WORTH, "what a nat is worth at most, without its error"),

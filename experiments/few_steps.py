@@ -97,7 +97,7 @@ def environment_steps(row: Row) -> int:
     if row["request"].get("method") == "Residual Q-learning":  # its weights are in the priors' files
         steps = int(row["request"]["settings"]["steps"])
         return steps + states.steps_to_collect(steps)
-    return sum(estimate_spending(Request.from_dict(row["request"])))
+    return sum(estimate_spending(Request.from_dict(row["request"])).values())
 
 
 def draw_totals(found: dict[str, Row], path: Path) -> None:

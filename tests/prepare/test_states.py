@@ -246,7 +246,7 @@ def test_an_episode_whose_limit_nobody_tells_is_as_long_as_it_was() -> None:
     """One before the run, one after each of two segments, of two episodes each."""
     settings = Settings(steps=256, ranks=1, envs=4, n_steps=32, minibatch=32, checkpoint_every=1, evaluation_episodes=2)
     found = [
-        estimate_spending(Request(env, residual(0.1, 0.1), settings), length=79.5).evaluations
+        estimate_spending(Request(env, residual(0.1, 0.1), settings), length=79.5)["for evaluations"]
         for env in (tiny("Endless"), tiny("endless_with_time_limit"))
     ]
     assert found == [3 * 2 * 80, 3 * 2 * 5]

@@ -35,7 +35,7 @@ from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import evaluate_untrained, open_start
 from repolicy.prepare.session import RequestOptions
-from repolicy.prepare.spending import estimate_spending
+from repolicy.prepare.spending import describe_spending, estimate_spending
 from repolicy.priors import MeanFunction
 from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
@@ -239,7 +239,7 @@ def _prepare_start(
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         spending = estimate_spending(request, decision.steps, length, untrained, start.trials)
-        notes.append(spending.sentence(parse_env_name(request.env).chunk_length))
+        notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))
     return start, request
 
 

@@ -178,17 +178,12 @@ def resume_choices(
     """
     if before is None:
         return objective, settings
-    budget = before.settings.budget
-    names_no_omega = objective == before.objective or not isinstance(objective.omega, float)
-    if budget is not None and settings.budget is None and names_no_omega:
-        settings = replace(settings, **{name: getattr(before.settings, name) for name in BUDGETS})
-    conflict = ""
-    if budget is not None and before.settings.keep is None and not names_no_omega:
-        conflict = f"{budget.words}, and now omega is to be {objective.omega:g}"
-    elif budget is None and settings.budget is not None:
+    if settings.budget is not None and before.settings.budget is None:
         conflict = f"it has no budget, and now {settings.budget.words}"
-    if conflict:
         raise UsageError(f"{out} cannot be resumed with other settings: {conflict}")
+    names_no_omega = objective == before.objective or not isinstance(objective.omega, float)
+    if settings.budget is None and names_no_omega:
+        settings = replace(settings, **{name: getattr(before.settings, name) for name in BUDGETS})
     unset = [name for name in WEIGHTS if getattr(objective, name) in (None, "auto", "alpha")]
     return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
 

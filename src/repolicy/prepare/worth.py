@@ -7,6 +7,7 @@ sampled episodes. This is exact without discount, also where episodes end early;
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -144,11 +145,5 @@ def _evaluate_both(
     policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
 ) -> tuple[Evaluation, Evaluation]:
     """Run episodes with the mean action, and as many with sampled actions."""
-
-    def run(deterministic: bool) -> Evaluation:
-        return evaluate(
-            policy, env, episodes, addon=addons, deterministic=deterministic, seed=seed, backend=backend,
-            longest=MAX_EPISODE_STEPS,
-        )  # fmt: skip
-
+    run = partial(evaluate, policy, env, episodes, addon=addons, seed=seed, backend=backend, longest=MAX_EPISODE_STEPS)
     return run(deterministic=True), run(deterministic=False)

@@ -28,7 +28,7 @@ from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.session import RequestOptions, complete_settings, earlier_request
-from repolicy.prepare.spending import Spending
+from repolicy.prepare.spending import describe_spending
 from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to_collect
 from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -177,8 +177,12 @@ def customize(
     decision = _decide_weights(objective, saved, path, env, asked.addons, settings, callbacks)
     notes = list(decision.notes)
     if before is None:
-        density_steps = steps_to_collect(settings.steps) if decision.objective.reads_states else 0
-        notes.append(Spending(weights=decision.steps, states=density_steps, training=settings.steps).sentence())
+        spending = {
+            "to find the weights": decision.steps,
+            "for the prior's states": steps_to_collect(settings.steps) if decision.objective.reads_states else 0,
+            "to train": settings.steps,
+        }
+        notes.append(describe_spending(spending))
     if task_of(env) is None and not is_discrete and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     request = _request(env, decision.objective, settings, asked.addons, saved.content)
