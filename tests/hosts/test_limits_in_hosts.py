@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
+from repolicy.hosts.measuring import HostEpisodes, PriorEpisodes
 from repolicy.hosts.method import ROLLOUT_SUMS, HostRollout, Method
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.steering import Steering
@@ -212,6 +213,20 @@ def test_ends_earlier_than_the_sampled_priors_cost_what_it_earned_later(falls: f
     length, usual = ended.numel() / float(ended.sum()), (1 - 0.99**40) / 0.01
     assert np.mean(later) == pytest.approx(2.0 * (length - usual) / length, abs=0.03)
     assert np.mean(kept[80:]) == pytest.approx(2.0 + min(0.0, np.mean(later)), abs=0.05)
+
+
+def test_where_steps_cost_a_later_end_than_the_sampled_priors_counts_for_nothing() -> None:
+    """A step costs 2, and one in two of the prior's episodes ends after its first step."""
+    lengths, no = torch.tensor([1.0, 40.0]).repeat(16), torch.empty(0)
+    look = PriorEpisodes(None, None)
+    look.by_mean = look.sampled = [HostEpisodes(-2.0 * lengths, no, no, lengths, lengths, no, no)]
+    by_age, _ = look.earnings()
+    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.steering.hold_share("basic_reward>=-2.2", earnings_by_age=by_age)
+    method.reward(seen(torch.full((1, 40, 8), -2.0)))
+    method.credit(torch.zeros(40, 8), torch.zeros(40, 8))
+    assert method.iteration_metrics()["limit_basic_reward>=-2.2"] == -2.0
 
 
 class TellingRunner(RunnerDrift):

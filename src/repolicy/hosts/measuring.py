@@ -203,8 +203,8 @@ class PriorEpisodes:
     def earnings(self) -> tuple[list[float], list[Estimate]]:
         """Return what the prior earns of the environment's own reward.
 
-        First what sampled actions earn at each age of an episode, as if all steps earned alike. Then the mean a step,
-        for the mean action and for sampled ones.
+        First what sampled actions earn at each age of an episode, as if all steps earned alike, or 0 where steps cost,
+        because an early end loses nothing then. Then the mean a step, for the mean action and for sampled ones.
         """
         self.by_mean = _run_enough(self.envs, self.prior, False, self.by_mean)
         self.sampled = _run_enough(self.envs, self.prior, True, self.sampled)
@@ -212,7 +212,7 @@ class PriorEpisodes:
         lengths = _concatenate(self.sampled, "lengths")
         longest = int(lengths.max())
         is_running = lengths > np.arange(longest + (longest < MAX_EPISODE_STEPS))[:, None]  # [ages, episodes]
-        by_age = step_means[-1].mean * is_running.mean(1)
+        by_age = max(0.0, step_means[-1].mean) * is_running.mean(1)
         return by_age.tolist(), step_means
 
     def density(self) -> Density:
