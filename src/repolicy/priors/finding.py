@@ -28,44 +28,37 @@ class Published:
     files: dict[str, tuple[str, str]]  # name in the cache -> (path in the repository, sha256); the policy is first
 
 
-def _playground(robot: str, env: str, sha256: str) -> Published:
-    path = f"mujoco_playground/experimental/sim2sim/onnx/{robot}_policy.onnx"
-    return Published(PLAYGROUND, env, {"policy.onnx": (path, sha256)})
-
-
-def _zoo(algorithm: str, task: str, env: str, sha256: str, statistics: str = "") -> Published:
-    folder = f"{algorithm}/{task}_1"
-    files = {"policy.zip": (f"{folder}/{task}.zip", sha256)}
-    if statistics:
-        files["policy.vecnormalize.pkl"] = (f"{folder}/{task}/vecnormalize.pkl", statistics)
-    return Published(ZOO, env, files)
-
-
 SHELF = {
-    "playground:go1": _playground(
-        "go1", "Go1JoystickFlatTerrain-v1", "386cde6a1eac679e2f2a313ade2b395d9f26905b151ee3b019c2c4163d49b6f2"
-    ),
-    "playground:berkeley": _playground(
-        "bh", "BerkeleyHumanoidJoystickFlatTerrain-v1",
-        "ab83d4a2853c581a0d761e45e61b586f529f9bc1504d190037369f47e4e69892",
-    ),
-    "zoo:ppo-halfcheetah": _zoo(
-        "ppo", "HalfCheetah-v3", "HalfCheetah-v4",
-        "9355d4bbf5ec376928a04d932da06ad4d9853e7c6fb31e18cf33402b35b8c928",
-        "3cf58648c8d025a8d56142ca9599d95672ae546b3c2b058a2891f36de463652b",
-    ),
-    "zoo:trpo-hopper": _zoo(
-        "trpo", "Hopper-v3", "Hopper-v4",
-        "52292e4366187719727d6dccdae5724df2149c10483406a2d6720ea7faf699a0",
-        "f95440afd44144879010e2cd27fe4038875637cae43d03ea3540d8228c3304cd",
-    ),
-    "zoo:sac-hopper": _zoo(
-        "sac", "Hopper-v3", "Hopper-v4", "0825339a734891abbf0d1917f38092729e68cca58b1102de7c520a65648ec1e0"
-    ),
-    "zoo:ppo-cartpole": _zoo(
-        "ppo", "CartPole-v1", "CartPole-v1", "83d0de1280428dbfe8b1d4db5b4ae8450e8b137759a454eed5149a7a995228c2"
-    ),
+    "playground:go1": Published(PLAYGROUND, "Go1JoystickFlatTerrain-v1", {
+        "policy.onnx": ("mujoco_playground/experimental/sim2sim/onnx/go1_policy.onnx",
+                        "386cde6a1eac679e2f2a313ade2b395d9f26905b151ee3b019c2c4163d49b6f2"),
+    }),
+    "playground:berkeley": Published(PLAYGROUND, "BerkeleyHumanoidJoystickFlatTerrain-v1", {
+        "policy.onnx": ("mujoco_playground/experimental/sim2sim/onnx/bh_policy.onnx",
+                        "ab83d4a2853c581a0d761e45e61b586f529f9bc1504d190037369f47e4e69892"),
+    }),
+    "zoo:ppo-halfcheetah": Published(ZOO, "HalfCheetah-v4", {
+        "policy.zip": ("ppo/HalfCheetah-v3_1/HalfCheetah-v3.zip",
+                       "9355d4bbf5ec376928a04d932da06ad4d9853e7c6fb31e18cf33402b35b8c928"),
+        "policy.vecnormalize.pkl": ("ppo/HalfCheetah-v3_1/HalfCheetah-v3/vecnormalize.pkl",
+                                    "3cf58648c8d025a8d56142ca9599d95672ae546b3c2b058a2891f36de463652b"),
+    }),
+    "zoo:trpo-hopper": Published(ZOO, "Hopper-v4", {
+        "policy.zip": ("trpo/Hopper-v3_1/Hopper-v3.zip",
+                       "52292e4366187719727d6dccdae5724df2149c10483406a2d6720ea7faf699a0"),
+        "policy.vecnormalize.pkl": ("trpo/Hopper-v3_1/Hopper-v3/vecnormalize.pkl",
+                                    "f95440afd44144879010e2cd27fe4038875637cae43d03ea3540d8228c3304cd"),
+    }),
+    "zoo:sac-hopper": Published(ZOO, "Hopper-v4", {
+        "policy.zip": ("sac/Hopper-v3_1/Hopper-v3.zip",
+                       "0825339a734891abbf0d1917f38092729e68cca58b1102de7c520a65648ec1e0"),
+    }),
+    "zoo:ppo-cartpole": Published(ZOO, "CartPole-v1", {
+        "policy.zip": ("ppo/CartPole-v1_1/CartPole-v1.zip",
+                       "83d0de1280428dbfe8b1d4db5b4ae8450e8b137759a454eed5149a7a995228c2"),
+    }),
 }  # fmt: skip
+SHELVES = {name.partition(":")[0] for name in SHELF}
 
 
 def cache_folder(name: str = "shelf") -> Path:
@@ -142,7 +135,7 @@ def find_policy(reference: str | Path) -> Path:
     if ":" in str(reference):
         if str(reference) in SHELF:
             return fetch_published(str(reference))
-        if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
+        if str(reference).partition(":")[0] not in SHELVES:
             which = "customize, evaluate and compare take code"
             raise UsageError(f"{path} is code, and this needs a policy's file; {which}")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{suggest(str(reference), SHELF)}")

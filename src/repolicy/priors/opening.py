@@ -24,7 +24,7 @@ from repolicy.policies import (
     read_saved_policy,
     with_torch_defaults,
 )
-from repolicy.priors.finding import SHELF, find_policy, is_plan, newest_checkpoint
+from repolicy.priors.finding import SHELVES, find_policy, is_plan, newest_checkpoint
 from repolicy.priors.fitting import fit_std, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, check_no_options, qualname_of, wrap_prior
@@ -128,7 +128,7 @@ def is_code(reference: object) -> bool:
     """Return whether this is `module:name` or `file.py:name`, and neither a file nor a name on the hub or the shelf."""
     if not isinstance(reference, str) or ":" not in reference or Path(reference).exists():
         return False
-    return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
+    return not is_on_hub(reference) and reference.partition(":")[0] not in SHELVES
 
 
 @dataclass(frozen=True)
