@@ -8,7 +8,7 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadrat
 
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.envs.names import env_maker
-from repolicy.envs.step import Batch, Envs, Step, to_env_actions
+from repolicy.envs.step import Batch, Envs
 
 
 class AtOnce(Batch):
@@ -32,14 +32,14 @@ class AtOnce(Batch):
         self._t[which] = 0
         return np.where(which[:, None], self._x[:, None].astype(np.float32), observations)
 
-    def step(self, actions: np.ndarray) -> Step:
-        u = to_env_actions(actions, self.actions, self._env_space)[:, 0].astype(np.float64)
+    def _step(self, actions: np.ndarray) -> Any:
+        u = actions[:, 0].astype(np.float64)
         rewards = -(STATE_COST * self._x**2 + CONTROL_COST * u**2)
         self._x = DYNAMICS * self._x + CONTROL * u
         self._t += 1
         seen, info = self._x[:, None].astype(np.float32), {"distance": np.abs(self._x)}
         never = np.zeros(self.count, bool)
-        return self.to_step(seen, np.full(self.count, self._one.reward(rewards)), never, self._t == 8, info)
+        return seen, np.full(self.count, self._one.reward(rewards)), never, self._t == 8, info
 
     def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 from repolicy.envs.names import Make, env_maker, parse_env_name
-from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flatten_observations, shapes, to_env_actions
+from repolicy.envs.step import NUMBERS, Batch, check_reward, flatten_observations, shapes
 from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import suggest
@@ -56,6 +56,7 @@ class EnvPoolEnvs(Batch):
                 raise UsageError(f"environment {plain!r} {problem}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
+        self._step = self._pool.step
 
     def reset(self) -> np.ndarray:
         return self.flat(self.call(self._pool.reset)[0])
@@ -65,9 +66,6 @@ class EnvPoolEnvs(Batch):
         observations = observations.copy()
         observations[info["env_id"]] = self.flat(fresh, int(which.sum()))
         return observations
-
-    def step(self, actions: np.ndarray) -> Step:
-        return self.to_step(*self.call(self._pool.step, to_env_actions(actions, self.actions, self._env_space)))
 
     @property
     def limit(self) -> int | None:
@@ -133,9 +131,6 @@ class GymnasiumEnvs(Batch):
         observations = observations.copy()
         observations[which] = self.flat(self.call(self._reset, ones, [None] * len(ones)), len(ones))
         return observations
-
-    def step(self, actions: np.ndarray) -> Step:
-        return self.to_step(*self.call(self._step, to_env_actions(actions, self.actions, self._env_space)))
 
     def _reset(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
         return stack_observations(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])

@@ -1,9 +1,4 @@
-"""Batches of environments by name: EnvPool's where it knows the name, else Gymnasium's.
-
-envs = make_envs("HalfCheetah-v4", count=32, seed=0)
-observations = envs.reset()
-step = envs.step(actions)
-"""
+"""Batches of environments by name: EnvPool's where it knows the name, else Gymnasium's."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -99,10 +94,7 @@ _cached_probe = cache(_probe_env)  # a robot with meshes takes half a second to 
 
 
 def place_prior(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
-    """Return the prior for the spaces of an environment, and the environment's name.
-
-    The name includes the part of a Dict observation that the prior observes.
-    """
+    """Return the prior for an environment's spaces, and the environment's name with the part that it observes."""
     size = getattr(prior.mean, "observation_size", 0)
     name = match_observation(name, size, backend) if size else name
     probe = probe_env(name, backend)
@@ -130,15 +122,12 @@ def _is_same_decoder(reference: str, decoder: DecoderSpec) -> bool:
 
 
 def match_observation(name: str, size: int, backend: Backend = "auto") -> str:
-    """Return the environment's name; if its observation is a Dict, select the part that has `size` numbers.
-
-    The name is unchanged if it selects parts already, or if the whole observation fits. If several parts have the
-    size, one with a usual key comes first.
-    """
+    """Return the environment's name; if its observation is a Dict, select the part that has `size` numbers."""
     return _with_fitting_key(name, size, probe_env(name, backend))
 
 
 def _with_fitting_key(name: str, size: int, spaces: Spaces) -> str:
+    """Return the name as it is if it selects parts already or the whole fits. Of several parts a usual one is taken."""
     if spaces.observation_size == size or names.parse_env_name(name).observed_keys:
         return name
     fitting = [key for key, width in spaces.groups.items() if width == size]

@@ -129,17 +129,15 @@ class Rollout:
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
-            return Transitions(
-                np.stack(before), np.stack(actions), np.stack(after), stack_infos(list(infos)), self.past
-            )
+            info = stack_infos(list(infos))
+            return Transitions(np.stack(before), np.stack(actions), np.stack(after), info, self.past)
         assert self.next_observations is not None
         return Transitions(self.observations[:-1], self.env_actions, self.next_observations, self.info, self.past)
 
     def per_decision(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
         """Return values of the transitions as `[T, N]`: each decision has the sum over its steps.
 
-        With `mean` the sum is divided by the average number of steps in a decision. The mean over decisions then
-        equals the mean over steps.
+        With `mean` it is divided by the average number of steps, so that the mean over decisions is that over steps.
         """
         if not self.chunks:
             return values
@@ -172,10 +170,7 @@ class Collector:
         cuts: np.ndarray | None = None,
         longest: int = 0,
     ) -> None:
-        self.envs = envs
-        self.n_steps = n_steps
-        self.generator = generator
-        self.keep_transitions = keep_transitions
+        self.envs, self.n_steps, self.generator, self.keep_transitions = envs, n_steps, generator, keep_transitions
         self._current = envs.reset()
         self._memory: Any = None  # of a recurrent agent
         self._addon_memories: dict[StatefulAddon, Any] = {}
@@ -194,11 +189,8 @@ class Collector:
         if recurrent is not None and self._memory is not None:
             recurrent.memory = self._memory
         policy_size = self.envs.observation_size  # the critic's own numbers follow and are not for the policy
-        observations, episodes = [self._current], Episodes()
-        actions: list[np.ndarray] = []
-        env_actions: list[np.ndarray] = []
-        ages: list[np.ndarray] = []
-        steps: list[Step] = []
+        observations, episodes, steps = [self._current], Episodes(), list[Step]()
+        actions, env_actions, ages = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
         physics_seconds, started = 0.0, perf_counter()
         for t in range(self.n_steps):
             self._check_finite(observations[t], t)

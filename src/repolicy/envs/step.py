@@ -90,6 +90,7 @@ class Batch:
 
     name: str
     count: int
+    _step: Callable[[np.ndarray], Any]  # takes the environments' own actions; returns Gymnasium's five values
 
     def note_spaces(self, space: Any, actions: Any, critic: bool) -> None:
         """Store sizes and keys of the observation space and the action space; with `critic`, of its parts too."""
@@ -110,10 +111,10 @@ class Batch:
     def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
         return flatten_observations(observations, self.count if count is None else count, self._keys)
 
-    def to_step(
-        self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
-    ) -> Step:
-        """Convert Gymnasium's five return values to a `Step`, and reset the environments whose episode ended."""
+    def step(self, actions: np.ndarray) -> Step:
+        """Act in all environments, and reset those whose episode ended."""
+        sent = to_env_actions(actions, self.actions, self._env_space)
+        observations, rewards, terminated, truncated, info = self.call(self._step, sent)
         final = current = self.flat(observations)
         ended = terminated | truncated
         if ended.any():
