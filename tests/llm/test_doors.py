@@ -27,7 +27,7 @@ from experiments.llm.toy import new_model
 from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm import prior_reward
-from repolicy.llm.identity import checksum
+from repolicy.llm.mixins import checksum
 from repolicy.llm.requirements import BASE_PRESERVING_INITS
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import greedy, kl, residual, soft

@@ -64,7 +64,6 @@ class ResidualPPO(PPO):
 
     schedule: str
     envs: RunnerEnvs
-    ranges = False  # whether a weight may be a range
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class ResidualPPO(PPO):
         check_options(host, ResidualPPO.__init__, PPO.__init__)
         weights = objective_from_settings(objective, omega, alpha, states)
         critic_warmup = default_warmup(critic_warmup, copy_prior and prior is not None)
-        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, keep, ranges=self.ranges)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, keep, ranges=True)
         self.adapts, self.learning_rate = False, 0.0  # adapts: whether the learning rate adapts to the KL
         customizes = prior is not None and has_weight(weights)
         if has_weight(weights):

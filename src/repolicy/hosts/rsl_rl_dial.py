@@ -21,8 +21,6 @@ from repolicy.runs import Settings
 class DialedPPO(ResidualPPO):
     """`ResidualPPO` for every weight of a range at once."""
 
-    ranges = True
-
     def __init__(self, actor: Any, critic: Any, storage: Any, **options: Any) -> None:
         super().__init__(actor, critic, storage, **options)
         self.dials, heads = self.steering.objective.dials, len(critic.mlp.biases[-1])

@@ -3,6 +3,7 @@
 A checkpoint stores the objective and the prior's checksum. A run with another objective or prior cannot resume it.
 """
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,24 +20,21 @@ from transformers.trainer_callback import ExportableState
 
 from repolicy.errors import UsageError
 from repolicy.files import write_json
-from repolicy.llm.identity import (
-    IDENTITY,
-    checksum,
-    is_ref_adapter_unused,
-    require_same_vocabulary,
-    require_same_weights,
-)
 from repolicy.llm.requirements import (
     require_columns,
     require_no_adapter_inside,
     require_one_adapter,
     require_positive_alpha,
     require_prior_when_off,
+    require_same_vocabulary,
+    require_same_weights,
     require_saved_path,
     require_settings,
 )
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
+
+IDENTITY = "repolicy.json"  # the file beside a model that describes its training
 
 
 @dataclass
@@ -97,6 +95,30 @@ def turn_off_dropout(*models: Any) -> None:
     for module in [module for model in models if model is not None for module in model.modules()]:
         held = vars(module)
         held.update({name: 0.0 for name in held if "drop" in name and isinstance(held[name], float)})
+
+
+@torch.no_grad()
+def checksum(model: Any, dtype: torch.dtype | None = None) -> str:
+    """Return the sha256 of a model's weights in order; of a PEFT model, without the weights that are trained.
+
+    The checksum does not depend on the dtype: bfloat16 weights that were loaded as float32 have the same one. With a
+    `dtype`, weights are rounded to it first.
+    """
+    digest, is_peft = hashlib.sha256(), isinstance(model, PeftModel)
+    skip_ref = is_peft and is_ref_adapter_unused(model)
+    for name, parameter in model.named_parameters():
+        if is_peft and (parameter.requires_grad or (skip_ref and ".ref." in name)):
+            continue
+        weights = parameter.to(dtype or torch.float32).float() if parameter.is_floating_point() else parameter
+        digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
+        digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def is_ref_adapter_unused(model: PeftModel) -> bool:
+    """Return whether TRL's copy `ref` of the initial adapter has no effect: its B matrices are 0, as in a new LoRA."""
+    b_matrices = [parameter for name, parameter in model.named_parameters() if ".lora_B.ref." in name]
+    return bool(b_matrices) and not any(matrix.any() for matrix in b_matrices)
 
 
 class ObjectiveMixin:

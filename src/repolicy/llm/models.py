@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
 from repolicy.files import read_json
-from repolicy.llm.identity import IDENTITY, checksum, require_same_vocabulary
 from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
+from repolicy.llm.mixins import IDENTITY, checksum
+from repolicy.llm.requirements import require_same_vocabulary
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import PeftModel
 
@@ -42,6 +43,27 @@ def require_prior_when_off(model: PeftModel) -> None:
         if parameter.requires_grad and not model.peft_config.keys() & set(name.split(".")):
             problem = f"{name} is trained and belongs to no adapter, so that it is not turned off"
             raise UsageError(f"{problem}, and {reason}: set bias='none' in the peft_config, and unfreeze nothing else")
+
+
+@torch.no_grad()
+def require_same_weights(model: Any, reference: Any) -> None:
+    """Raise if the weights differ from those at the model's path, which TRL has loaded as the reference."""
+    reference_parameters = dict(reference.named_parameters())
+    for name, parameter in model.named_parameters():
+        other = reference_parameters.get(name)
+        same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
+        if not same:
+            difference = f"{name} differs from {reference.config._name_or_path}"
+            remedy = "save_pretrained it and load it from there, or give a peft_config (for DPO also: a ref_model)"
+            raise UsageError(f"the model was changed after it was loaded ({difference}): {remedy}")
+
+
+def require_same_vocabulary(prior_config: Any, config: Any, name: str) -> None:
+    """Raise if a model has a vocabulary of another size than its prior."""
+    expected, tokens = (each.get_text_config().vocab_size for each in (prior_config, config))
+    if tokens != expected:
+        problem = f"the prior has a vocabulary of {expected} tokens and {name} one of {tokens}"
+        raise UsageError(f"{problem}; only models with the same tokens can be mixed or compared")
 
 
 def require_settings(args: Any, required: dict[str, tuple[Any, str]]) -> None:
