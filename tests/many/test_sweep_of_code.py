@@ -48,5 +48,6 @@ def test_each_point_is_the_run_that_customize_makes_alone(tmp_path: Path, monkey
     longer = swept.longer(swept.points[0])
     assert f"{PRIOR} --env" in longer
     assert "--std 0.4" in longer
-    with pytest.raises(UsageError, match="is not the prior of the run"):
-        sweep(f"{__file__}:hasty", WISH, [1.0], out=folder.path, resume=True, reading=reading)
+    for another, std in ((f"{__file__}:hasty", 0.4), (PRIOR, 0.3)):
+        with pytest.raises(UsageError, match="the prior is another"):
+            sweep(another, WISH, [1.0], out=folder.path, resume=True, reading=Options(std=std))

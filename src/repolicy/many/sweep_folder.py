@@ -80,9 +80,10 @@ class SweepFolder:
         content = self.read()
         if content is not None:
             omegas = sorted_omegas({*content["omegas"], *omegas})
-            stored = content["request"] | {"prior": request["prior"]}  # only words: its bytes are compared
-            changes = list(describe_changes(stored, json.loads(json.dumps(request))))
-            if read_bytes(self.prior) != prior:
+            stored, wanted = content["request"], json.loads(json.dumps(request))
+            changes = list(describe_changes(stored | {"prior": wanted["prior"]}, wanted))
+            words = [[word for word in each.get("prior", []) if word != "--trust"] for each in (stored, wanted)]
+            if read_bytes(self.prior) != prior or words[0] != words[1]:
                 changes.append("the prior is another")
             if changes:
                 raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
