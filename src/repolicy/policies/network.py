@@ -115,9 +115,7 @@ class Mlp(nn.Module):
         The returned function takes films as `forward` does.
         """
         activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
-        norms = [self.norm(index) for index in range(last + 1)]
-        before = [norm.snapshot() if norm is not None and norm.place == "before" else None for norm in norms]
-        after = [norm.snapshot() if norm is not None and norm.place == "after" else None for norm in norms]
+        norms = {(n, norm.place): norm.snapshot() for n in range(last) if (norm := self.norm(n)) is not None}
         layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
             for weight, bias in self._pairs
@@ -128,14 +126,14 @@ class Mlp(nn.Module):
             for index, (weight, bias) in enumerate(layers):
                 inputs = inputs @ weight
                 inputs += bias
-                if (normalize := before[index]) is not None:
+                if normalize := norms.get((index, "before")):
                     inputs = normalize(inputs)
                 if films is not None:
                     inputs *= films[:, self.scales[index]]
                     inputs += films[:, self.shifts[index]]
                 if index < last:
                     inputs = activate(inputs, slope)
-                if (normalize := after[index]) is not None:
+                if normalize := norms.get((index, "after")):
                     inputs = normalize(inputs)
             return inputs
 

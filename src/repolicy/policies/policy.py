@@ -215,14 +215,12 @@ class Policy(nn.Module):
             raise UsageError(f"{shapes}; of each step the policy takes {self.actions.width} numbers as the action")
         if self.actions.kind == "discrete":
             for head, size in enumerate(self.actions.sizes):
-                self._check_choices(actions[..., head], head, size)
+                choices = actions[..., head]
+                if bool(((choices < 0) | (choices >= size)).any()):
+                    hint = f"; the environment counts from {self.actions.low[head]:g}" if self.actions.low else ""
+                    found = f"actions go from {choices.min():g} to {choices.max():g}"
+                    raise UsageError(f"{found}; the policy has choices 0 to {size - 1}{hint}")
         return actions
-
-    def _check_choices(self, choices: Tensor, head: int, size: int) -> None:
-        if bool(((choices < 0) | (choices >= size)).any()):
-            hint = f"; the environment counts from {self.actions.low[head]:g}" if self.actions.low else ""
-            found = f"actions go from {choices.min():g} to {choices.max():g}"
-            raise UsageError(f"{found}; the policy has choices 0 to {size - 1}{hint}")
 
     def predict(
         self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True

@@ -175,10 +175,7 @@ def output_folder(path: Path) -> Path:
 
 
 def check_not_overwriting(out: Path, path: Path, suffix: str = "") -> None:
-    """Raise UsageError if output at `out` would overwrite the policy at `path` or a file of a run.
-
-    If `suffix` is given, `out` must end in it.
-    """
+    """Raise UsageError if output at `out` would overwrite the policy at `path` or a run's file, or lacks the suffix."""
     if out.is_file() and path.is_file() and out.samefile(path):
         raise UsageError(f"{out} is the policy itself, which would be lost: choose another --out")
     if suffix and out.suffix.lower() != suffix:

@@ -108,8 +108,7 @@ def _copy_policy(file: PolicyFile, options: Options) -> SavedPolicy:
 def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """Return the contents of Repolicy's file for a policy that was read, from whatever file.
 
-    `earlier` may be such a file from before. It is used again if it has the same origin, because another machine may
-    round the probes' log-probabilities differently, and then the bytes would differ.
+    An `earlier` one of the same origin is used again, as another machine may round the probes' numbers differently.
     """
     if saved.content:
         return saved.content
@@ -145,10 +144,7 @@ class OpenedPolicy:
 
 
 def open_policy(reference: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
-    """Open what a user named as a policy or a prior. A file that cannot be copied is run, if that is possible.
-
-    A file is read only once.
-    """
+    """Open what a user named as a policy or a prior. A file that cannot be copied is run, if that is possible."""
     options = options or Options()
     if isinstance(reference, Policy):
         return _without_file(reference, reference)

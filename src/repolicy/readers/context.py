@@ -17,8 +17,6 @@ from repolicy.readers.perceptrons import canonical_activation, first_names, make
 from repolicy.readers.pickles import DAMAGE_ERRORS, ZIP_MAGIC, ObjectStub, read_pickle, real_array, short_repr
 from repolicy.readers.reading import Options
 
-TOLERANCE = 0.1  # in stds; statistics move by less after the last step of their own training
-
 
 class NoTemperatureError(UsageError):
     """A Q-network needs a temperature, which the user did not give."""
@@ -137,27 +135,6 @@ def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normali
         for part in ("mean", "var")
     )
     return make_normalizer(mean, np.sqrt(var + epsilon), clip, float(states[0].get("count", 0.0)))
-
-
-def statistics_agree(statistics: Normalizer, keys: tuple[str, ...], raw: Any, normalized: Any) -> bool:
-    """Return whether the statistics explain the model's last observations, before and after normalization.
-
-    Return True where either was not stored as arrays.
-    """
-    before, after = _concatenate(raw, keys), _concatenate(normalized, keys)
-    if before.shape[1:] != statistics.shift.shape or before.shape != after.shape:
-        return True
-    bound = statistics.clip or np.inf
-    expected = np.clip((before - statistics.shift) * statistics.scale, -bound, bound)
-    return bool(np.abs(expected - after).max() < TOLERANCE)
-
-
-def _concatenate(observations: Any, keys: tuple[str, ...]) -> np.ndarray:
-    """Return observations `[N, O]` of an array, or of a Dict's parts; an empty array where they are no arrays."""
-    parts: list[Any] = [observations.get(key) for key in keys] if isinstance(observations, dict) else [observations]
-    if not parts or not all(isinstance(part, np.ndarray) and part.ndim > 1 for part in parts):
-        return np.empty(0)
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def find_statistics(policy: Path) -> Path | None:
