@@ -219,7 +219,7 @@ def test_bad_ranges_are_refused_in_a_sentence(
 
 def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
     for objective, addon in ((soft(Range(0.1, 0.3)), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
-        with pytest.raises(UsageError, match="a range of weights needs a prior"):
+        with pytest.raises(UsageError, match="a range of weights, needs a prior"):
             train(tiny("LinearQuadratic"), objective, tmp_path / "run", FEW, addon=addon)
 
 

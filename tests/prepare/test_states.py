@@ -181,7 +181,7 @@ def test_states_of_too_many_numbers_are_refused() -> None:
 
 
 def test_states_need_a_prior(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs a prior, whose states"):
+    with pytest.raises(UsageError, match="a weight on omega or states, .* needs a prior"):
         train(tiny("Endless"), Objective("basic", states=0.1), tmp_path / "run", SETTINGS)
 
 

@@ -95,12 +95,8 @@ def train(
         env = with_observation_roles(env, backend=settings.backend)
         decision = decide(objective, None, env, options.addons, settings)
         objective = decision.objective
-        if objective.reads_prior:
-            raise UsageError("an objective with omega above 0 needs a prior: use customize")
-        if objective.reads_states:
-            raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
-        if objective.dials or addon_names.dials(options.addons):
-            raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
+        if objective.reads_prior or objective.reads_states or objective.dials or addon_names.dials(options.addons):
+            raise UsageError("a weight on omega or states, or a range of weights, needs a prior: use customize")
         request = Request(env, objective, decision.settings, options.addons)
         check_request(request)
         headline = f"training in {env}, into {session.describe_folder(folder, resume, earlier)}"

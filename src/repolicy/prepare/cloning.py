@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repolicy.envs import Collector, HasSpaces, Rollout, make_envs
 from repolicy.errors import UsageError
-from repolicy.evaluation import Evaluation, run_episodes
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import (
     Adam,
     Gaussian,
@@ -222,16 +222,13 @@ class CloneComparison:
 
 def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneComparison:
     """Run clone and prior from the same starts, with sampled actions."""
-    episodes, seed = settings.evaluation_episodes or COMPARISON_EPISODES, settings.seed
-
-    def run(agent: Any) -> Evaluation:
-        with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
-            return run_episodes(
-                agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=MAX_EPISODE_STEPS
-            )
-
-    evaluation = run(policy)
-    prior_return = None if isinstance(prior, ScoredPrior) else return_mean_and_std(run(prior))
+    episodes = settings.evaluation_episodes or COMPARISON_EPISODES
+    how: dict[str, Any] = {"seed": settings.seed, "backend": settings.backend, "longest": MAX_EPISODE_STEPS}
+    how |= {"prior": prior, "deterministic": False}
+    evaluation = evaluate(policy, env, episodes, **how)
+    prior_return = (
+        None if isinstance(prior, ScoredPrior) else return_mean_and_std(evaluate(prior, env, episodes, **how))
+    )
     assert evaluation.log_prior is not None
     kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
     return CloneComparison(kl, return_mean_and_std(evaluation), prior_return, episodes)
