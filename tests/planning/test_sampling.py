@@ -15,8 +15,7 @@ from repolicy.planning import learned_model
 from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.learned_model import LearnedModel
-from repolicy.planning.planner import Search
-from repolicy.planning.sampling import effective, interpolate, normalized, temperature
+from repolicy.planning.planner import Search, effective, interpolate, normalized, temperature
 from repolicy.planning.scoring import simulated
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options

@@ -20,7 +20,7 @@ from repolicy.envs import Transitions, make_envs, make_one_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned, Say
 from repolicy.planning.keeping import save_planner
-from repolicy.planning.sampling import effective
+from repolicy.planning.planner import effective
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.runs import one_thread
 
