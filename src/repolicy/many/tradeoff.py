@@ -22,6 +22,7 @@ from repolicy.text import format_count, format_number
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
 RESAMPLINGS = 1000
+SAMPLED = ("log_prior_a_step", "kl_a_step")  # quantities of sampled actions
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Point:
         return self.mean if parse_env_name(self.mean.env).is_judged_by_mean else self.sampled
 
     def column(self, name: str) -> Column:
-        """Return a quantity of the main evaluation; the KL is always of sampled actions."""
-        return (self.sampled if name == "kl_a_step" else self.main_evaluation).columns[name]
+        """Return a quantity of the main evaluation; log prior and KL are always of sampled actions."""
+        return (self.sampled if name in SAMPLED else self.main_evaluation).columns[name]
 
     @property
     def addon(self) -> float:
@@ -185,12 +186,13 @@ class SweepResult:
         `cell` formats a quantity, with the digits that its largest mean has.
         """
         everyone = [self.prior, *self.points]
-        quantities = [point.main_evaluation.columns for point in everyone]
 
-        def column(name: str, title: str = "") -> list[str]:
-            size = max(abs(each[name].mean) for each in quantities)
-            return [title or quantities[0][name].title, *(cell(each[name], size) for each in quantities)]
+        def column(name: str, title: str = "", cell: Callable[[Column, float], str] = cell) -> list[str]:
+            quantities = [point.column(name) for point in everyone]
+            size = max(abs(each.mean) for each in quantities)
+            return [title or quantities[0].title, *(cell(each, size) for each in quantities)]
 
+        names = self.prior.main_evaluation.columns
         labels = [(point.label or f"{point.omega:g}") + self.marks(index) for index, point in enumerate(self.points)]
         columns = [[self.symbol, "prior", *labels]]
         if self.has_basic_reward:
@@ -198,19 +200,16 @@ class SweepResult:
             prior_reward = self.prior.basic or 0.0
             if prior_reward > 0:  # a share of a negative reward says nothing
                 columns.append(["kept", *(f"{(point.basic or 0.0) / prior_reward:.0%}" for point in everyone)])
-        if "metric" in quantities[0]:
+        if "metric" in names:
             columns.append(column("metric"))
         columns.append(column("addon_reward"))
         size = max(abs(point.addon) for point in everyone)
         gains = [format_number(point.addon - self.prior.addon, size, plus=True) for point in self.points]
         columns.append(["gained", "–", *gains])
-        columns += [column(name) for name in quantities[0] if name.startswith("addon_reward_")]  # of several wishes
+        columns += [column(name) for name in names if name.startswith("addon_reward_")]  # of several wishes
         if self.has_basic_reward:
             columns.append(column("total_reward", "total"))
-        for name in ("log_prior_a_step", "kl_a_step"):
-            sampled = [point.sampled.columns[name] for point in everyone]
-            size = max(abs(each.mean) for each in sampled)
-            columns.append([sampled[0].title, *(_format_mean(each, size) for each in sampled)])
+        columns += [column(name, cell=_format_mean) for name in SAMPLED]
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 
