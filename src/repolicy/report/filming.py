@@ -87,9 +87,14 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
     backend: Backend = "gymnasium" if parse_env_name(shot.env).is_in_gymnasium else "auto"  # importing EnvPool is slow
-    with _failing_import_means_no_renderer():
+    try:
         env = match_observation(shot.env, policy.observation_size, backend)
         filming = Filming(replace(shot, env=env), policy, on_picture)
+    except UsageError:
+        if find_spec("mujoco"):  # which may not load its graphics library
+            with _errors_mean_no_renderer():
+                import mujoco  # noqa: F401
+        raise
     pictures = filming.render()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
@@ -174,18 +179,6 @@ def _errors_mean_no_renderer() -> Iterator[None]:
         yield
     except Exception as error:
         raise _NoRendererError from error
-
-
-@contextmanager
-def _failing_import_means_no_renderer() -> Iterator[None]:
-    """Raise `_NoRendererError` where an environment cannot be made because MuJoCo cannot load its graphics library."""
-    try:
-        yield
-    except UsageError:
-        if find_spec("mujoco"):
-            with _errors_mean_no_renderer():
-                import mujoco  # noqa: F401
-        raise
 
 
 _CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as this process
