@@ -13,7 +13,6 @@ from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
 from repolicy.addons.addon import combine_addons
-from repolicy.cli.compare_diagnose_plan import Diagnose
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -21,6 +20,7 @@ from repolicy.prepare import diagnosis
 from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics, diagnose, find_complaints
 from repolicy.prepare.worth import Worth
 from repolicy.readers.reading import Options
+from repolicy.runs import command_options
 
 
 @pytest.fixture(autouse=True)
@@ -145,8 +145,8 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
 def test_the_command_reads_the_file_as_the_diagnosis_did(capsys: pytest.CaptureFixture[str]) -> None:
     save_policy("mine.safetensors", optimum(), {})
     words = ["diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"), "--backend", "gymnasium"]
-    theirs = Diagnose("theirs.zip", reading=Options(std=0.2, file_activation="elu"))
-    assert theirs._reading_options() == ["--std", "0.2", "--file-activation", "elu"]
+    theirs = Options(std=0.2, file_activation="elu")
+    assert command_options(theirs, Options()) == ["--std", "0.2", "--file-activation", "elu"]
     assert json.loads(typed(capsys, *words, "--json")[1])["command"].endswith(" --backend gymnasium")
 
 

@@ -106,7 +106,7 @@ class Diagnose(OpensPolicy):
         from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_from_card
         from repolicy.priors import find_policy, read_policy
-        from repolicy.runs import one_thread
+        from repolicy.runs import command_options, one_thread
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
@@ -123,19 +123,13 @@ class Diagnose(OpensPolicy):
         words = ["repolicy", "customize", self.prior, "--env", env]
         for name in self.addon:
             words += ["--addon", name]
-        command = shlex.join([*words, *diagnosis.suggested_options, *self._reading_options()])
+        reading = command_options(self.reading, Options())
+        backend = [] if self.backend == "auto" else ["--backend", self.backend]
+        command = shlex.join([*words, *diagnosis.suggested_options, *reading, *backend])
         terminal.say(diagnosis.verdict, *diagnosis.complaints[1:], *origin_notes(saved.card))
         _print_diagnosis(terminal, diagnosis, describe_clipped_weights(self.addon))
         terminal.say(f"  {command}")
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": command}
-
-    def _reading_options(self) -> list[str]:
-        """Return the command-line options for reading the file and for the backend, as they were named here."""
-        words = []
-        for name, value in vars(self.reading).items():
-            if value is not None:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        return words if self.backend == "auto" else [*words, "--backend", self.backend]
 
 
 def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: str) -> None:

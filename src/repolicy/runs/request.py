@@ -175,10 +175,10 @@ def command_words(request: Request, prior: str | Path = "", init: str | Path = "
     return [*words, "--sparse"] if request.sparse else words
 
 
-def command_options(settings: Settings, usual: Settings) -> list[str]:
+def command_options(settings: Any, usual: Any) -> list[str]:
     """Return the command-line options for all settings that differ from the usual ones."""
     words = list[str]()
-    for field in fields(Settings):
+    for field in fields(settings):
         value = getattr(settings, field.name)
         if value != getattr(usual, field.name):
             words += command_option(field.name, value)
