@@ -221,7 +221,7 @@ def test_one_that_ships_says_whose_numbers_it_reads_where_there_are_others() -> 
 
 
 def test_missing_info_is_named() -> None:
-    with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
+    with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info; there is clock"):
         combine_addons(["sideways"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))}))
 
 

@@ -267,10 +267,10 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
     for unnamed in ({}, {"omega": None, "alpha": None}):
         steps = list[object]()
         env.step_wait = lambda steps=steps: steps.append(0) or DummyVecEnv.step_wait(env)
-        with pytest.raises(UsageError, match="infos have no 'basic_reward', which keep needs"):
+        with pytest.raises(UsageError, match="keep needs 'basic_reward' in the environment's info;"):
             InSb3(env=env, keep=0.9, **unnamed).learn(1)
         assert len(steps) == 1
-    with pytest.raises(UsageError, match="extras have no 'basic_reward', which keep needs"):
+    with pytest.raises(UsageError, match="keep needs 'basic_reward' in the environment's extras;"):
         InRslRl(keep=0.9)
 
     class Untold(Drift):
@@ -296,7 +296,7 @@ def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("limits", "more", "sentence"),
     [
-        (["torque<=1"], {}, "have no 'torque', which torque<=1 limits; they have .*basic_reward"),
+        (["torque<=1"], {}, "torque<=1 limits 'torque' in the environment's .*; there is .*basic_reward"),
         (["power"], {}, "limit 'power' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         (["far<=1", "far>=2"], {}, "the limits far<=1 and far>=2 contradict each other"),
         ([], {"keep": 0.9, "kl_budget": 1.0}, "kl_budget and keep are two ways to find omega: choose one"),

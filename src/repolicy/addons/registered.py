@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -182,10 +182,10 @@ REGISTERED = {
 }
 
 
-def info_entry(info: Info, key: str, why: str) -> np.ndarray:
+def info_entry(info: Mapping[str, Any], key: str, why: str, where: str = "info") -> Any:
     """Return an entry of an environment's info; if it is missing, raise an error that begins with `why`."""
     if key not in info:
-        raise UsageError(f"{why} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}")
+        raise UsageError(f"{why} in the environment's {where}; there is {', '.join(sorted(info)) or 'nothing'}")
     return info[key]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.evaluation import ACTIONS
+from repolicy.evaluation import ACTIONS, Column
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.learning.multipliers import MIN_LOST_SHARE
@@ -237,11 +237,9 @@ class PriorEpisodes:
 
 
 def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
-    """Return the mean of the environment's own reward in a step, with the standard error of a ratio of two sums."""
+    """Return the mean of the environment's own reward in a step, with its standard error."""
     rewards, lengths = (_concatenate(episodes, name) for name in ("basic", "lengths"))
-    mean, count = rewards.sum() / lengths.sum(), len(rewards)
-    variance = np.square(rewards - mean * lengths).sum() * count / max(count - 1, 1)
-    return Estimate(float(mean), float(np.sqrt(variance) / lengths.sum()))
+    return Estimate(float(rewards.sum() / lengths.sum()), Column("", rewards / lengths, lengths).error)
 
 
 def density_of_states(states: Tensor) -> Density:

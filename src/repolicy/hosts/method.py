@@ -306,14 +306,6 @@ def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def read_entry(entries: Mapping[str, Any], name: str, where: str, why: str) -> Any:
-    """Return an entry that an environment gives beside its reward. `where` is infos or extras, `why` who needs it."""
-    if name not in entries:
-        known = ", ".join(sorted(entries)) or "nothing"
-        raise UsageError(f"the environment's {where} have no {name!r}, which {why}; they have {known}")
-    return entries[name]
-
-
 def to_numbers(*tensors: Tensor) -> list[list[float]]:
     """Return the numbers of each tensor, with a single wait for the device of the first."""
     numbers = iter(torch.cat([tensor.to(tensors[0]).flatten() for tensor in tensors]).tolist())

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import addon_names, combine_addons
+from repolicy.addons.registered import info_entry
 from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
-from repolicy.hosts.method import DESIRED_KL, TARGET_RATIO, HostRollout, Method, accelerate_std, read_entry
+from repolicy.hosts.method import DESIRED_KL, TARGET_RATIO, HostRollout, Method, accelerate_std
 from repolicy.hosts.rsl_rl_envs import RunnerEnvs
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dial_settings, flattened, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnerPrior, build_prior
@@ -307,7 +308,7 @@ class ResidualPPO(PPO):
         """Return the add-on `[N]` in extras; 0 for a wish, whose rewards are added to the whole rollout later."""
         if self.wish is not None:
             return torch.zeros_like(rewards)
-        return self._read_extra(extras, rewards, str(self.addon), "was to hold the add-on")
+        return self._read_extra(extras, rewards, str(self.addon), f"the add-on is {self.addon!r}")
 
     def read_limit_values(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
         """Return the quantities that have limits, each `[N]`."""
@@ -316,11 +317,11 @@ class ResidualPPO(PPO):
         return [self._read_extra(extras, rewards, name, why) for name, why in self.steering.required_entries]
 
     def _read_extra(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
-        """Return an entry `[N]` of the environment's extras."""
-        value = read_entry(extras, name, "extras", why)
+        """Return an entry `[N]` of the environment's extras; errors begin with `why`."""
+        value = info_entry(extras, name, why, "extras")
         if not isinstance(value, Tensor) or value.numel() != rewards.numel():
             must = f"must be a tensor of {rewards.numel()} numbers, one an environment"
-            raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")
+            raise UsageError(f"{why} in the environment's extras, and that {must}")
         return value.to(rewards).view_as(rewards)
 
     def _add_up(self, tensor: Tensor) -> Tensor:

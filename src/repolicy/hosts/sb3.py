@@ -22,11 +22,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.addons.registered import info_entry
 from repolicy.errors import UsageError
 from repolicy.files import write_bytes
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
-from repolicy.hosts.method import HostRollout, Method, accelerate_std, read_entry
+from repolicy.hosts.method import HostRollout, Method, accelerate_std
 from repolicy.hosts.priors import FlatPrior
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, space_of, to_repolicy
 from repolicy.hosts.sb3_priors import CRITICS, ActorWeights, ModelPrior, prior_files, prior_tensors, read, read_saved
@@ -266,9 +267,7 @@ class ResidualPPO(PPO):
 
     def read_limit_values(self, infos: Sequence[dict[str, Any]]) -> np.ndarray:
         """Return the quantities that have limits, `[L, N]`."""
-        values = [
-            [read_entry(info, name, "infos", why) for info in infos] for name, why in self.steering.required_entries
-        ]
+        values = [[info_entry(info, name, why) for info in infos] for name, why in self.steering.required_entries]
         return np.array(values, np.float32).reshape(len(values), len(infos))
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:

@@ -89,10 +89,10 @@ class Steering:
 
     @property
     def required_entries(self) -> list[tuple[str, str]]:
-        """The name of each entry that an environment must give beside its reward, and the reason for messages."""
-        entries = [(held.limit.name, f"{text} limits") for text, held in self.all_limits.items()]
+        """The name of each entry that an environment must give beside its reward, and the beginning of messages."""
+        entries = [(held.limit.name, f"{text} limits {held.limit.name!r}") for text, held in self.all_limits.items()]
         if self.keep and not self.kept_limit:
-            entries.append(("basic_reward", "keep needs"))
+            entries.append(("basic_reward", "keep needs 'basic_reward'"))
         return entries
 
     def hold_share(
