@@ -195,8 +195,6 @@ WINGS = [
     Mutant("exact/solve.py", "for _ in range(_backups(mdp.discount)):", "for _ in range(100):", "tests/exact/test_solve.py", "an optimum that is not there yet"),
     Mutant("exact/solve.py", "(policy[t] * (total[t] + mdp.discount *", "(policy[t] * (total[t] +", "tests/exact/test_value.py", "a finite value without its discount"),
     Mutant("exact/estimators.py", "q - objective.alpha * log_policy - v[..., None]", "q - v[..., None]", "tests/exact/test_estimators.py", "an estimator without the entropy"),
-    Mutant("exact/linear_quadratic.py", "soft_maximum = alpha / 2 *", "soft_maximum = alpha *", "tests/exact/test_linear_quadratic.py", "twice the soft maximum"),
-    Mutant("exact/linear_quadratic.py", "- omega / 2 * torch.logdet", "+ omega / 2 * torch.logdet", "tests/exact/test_linear_quadratic.py", "sign of the prior's normalization"),
     Mutant("report/charts.py", "count / counts.max()", "count / counts.sum()", "tests/report/test_charts.py", "bars that leave most of a chart empty"),
     Mutant("rql/tasks.py", "10.0 * abs(observation[2]) / 0.2095", "10.0 * observation[2] / 0.2095", "tests/rql/test_tasks.py", "a pole that leans to the left is upright"),
     Mutant("rql/tasks.py", "np.minimum(lower, upper), np.maximum(lower, upper)", "lower, upper", "tests/rql/test_tasks.py", "a line is met from one side alone"),

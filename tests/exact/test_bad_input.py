@@ -2,18 +2,10 @@
 
 import pytest
 import torch
+from linear_quadratic import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.exact import (
-    MDP,
-    LinearQuadratic,
-    enumerate_trajectories,
-    evaluate,
-    linear_quadratic_optimal,
-    quadratic_cost,
-    soft_optimal,
-    solve_residual,
-)
+from repolicy.exact import MDP, enumerate_trajectories, evaluate, soft_optimal, solve_residual
 from repolicy.objective import end_entropy, greedy, kl, no_entropy, repeat_entropy, residual, soft
 
 GOOD = {

@@ -11,15 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import examples, largest, numbers, temperatures
-
-from repolicy.exact import (
+from linear_quadratic import (
     LinearGaussian,
     LinearQuadratic,
     linear_quadratic_augmented,
     linear_quadratic_optimal,
     quadratic_cost,
 )
+from random_problems import examples, largest, numbers, temperatures
+
 from repolicy.priors.kinds import ScoredPrior, Scorer
 
 TIGHT = 1e-10

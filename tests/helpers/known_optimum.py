@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from linear_quadratic import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
-from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.learning.training import customize
 from repolicy.objective import Objective
 from repolicy.policies.distributions import ActionSpace

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
+import linear_quadratic as lq
 import numpy as np
 import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny
 
-from repolicy import exact
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 
@@ -43,8 +43,8 @@ def calm(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 
 
 def optimum() -> Policy:
-    problem = exact.LinearQuadratic(DYNAMICS, CONTROL, exact.quadratic_cost(STATE_COST, CONTROL_COST), 0.9999)
-    best = exact.linear_quadratic_optimal(problem, ALPHA).policy
+    problem = lq.LinearQuadratic(DYNAMICS, CONTROL, lq.quadratic_cost(STATE_COST, CONTROL_COST), 0.9999)
+    best = lq.linear_quadratic_optimal(problem, ALPHA).policy
     actions = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     policy = Policy(PolicySpec(1, actions, hidden=(2,), activation="relu", min_std=0.0))
     with torch.no_grad():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_found, customized, of_both
+from linear_quadratic import LinearGaussian
 from small_runs import SMALL
 from tiny_envs import WithoutReward, tiny
 
@@ -16,7 +17,6 @@ from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.evaluation import evaluate
-from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.training import customize

@@ -3,16 +3,16 @@
 import numpy as np
 import torch
 from known_optimum import ALPHA, DISCOUNT, WISH_CONTROL_COST, WISH_STATE_COST, as_policy, optimum, wish
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST
-
-from repolicy.addons.addon import Addon, AddonTerm
-from repolicy.exact import (
+from linear_quadratic import (
     LinearQuadratic,
     LinearQuadraticOptimum,
     linear_quadratic_augmented,
     linear_quadratic_optimal,
     quadratic_cost,
 )
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST
+
+from repolicy.addons.addon import Addon, AddonTerm
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import Simulated

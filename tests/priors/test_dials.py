@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import linear_quadratic as lq
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from typed_commands import refused
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
-from repolicy.exact import linear_quadratic as lq
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy

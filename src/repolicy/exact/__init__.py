@@ -4,14 +4,6 @@ Everything is float64, enumerated or solved rather than sampled, and small enoug
 """
 
 from repolicy.exact.estimators import estimator_gradient
-from repolicy.exact.linear_quadratic import (
-    LinearGaussian,
-    LinearQuadratic,
-    LinearQuadraticOptimum,
-    linear_quadratic_augmented,
-    linear_quadratic_optimal,
-    quadratic_cost,
-)
 from repolicy.exact.mdp import MDP
 from repolicy.exact.solve import (
     Solution,
@@ -24,7 +16,6 @@ from repolicy.exact.solve import (
 )
 
 __all__ = [
-    "MDP", "LinearGaussian", "LinearQuadratic", "LinearQuadraticOptimum", "Solution", "enumerate_trajectories",
-    "estimator_gradient", "evaluate", "exact_gradient", "linear_quadratic_augmented", "linear_quadratic_optimal",
-    "quadratic_cost", "soft_optimal", "solve_augmented", "solve_residual",
+    "MDP", "Solution", "enumerate_trajectories", "estimator_gradient", "evaluate", "exact_gradient", "soft_optimal",
+    "solve_augmented", "solve_residual",
 ]  # fmt: skip
