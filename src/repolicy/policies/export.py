@@ -39,32 +39,22 @@ ROUNDING_FACTOR = 4.0  # a larger error is accepted up to this many times the po
 class MeanActionModule(nn.Module):
     """A module from raw observations `[N, O]` to the environment's mean action, `[N, A]` or `[N]` for one choice."""
 
-    mean: Tensor
-    scale: Tensor
     low: Tensor
     high: Tensor
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         space = policy.spec.actions
-        self.family, self.spec, self.bound = policy.family, policy.spec, policy.normalizer.bound
+        self.family, self.spec = policy.family, policy.spec
         self.is_single_choice = space.kind == "discrete" and len(space.sizes) == 1
-        size = policy.spec.observation_size
-        self.network = frozen(policy).network  # a copy, as the policy may be trained further
-        self.register_buffer("mean", policy.normalizer.shift[:size])
-        self.register_buffer("scale", policy.normalizer.scale[:size])
+        copy = frozen(policy)  # as the policy may be trained further
+        self.normalizer, self.network = copy.normalizer, copy.network
         self.register_buffer("low", torch.tensor(space.low))
         self.register_buffer("high", torch.tensor(space.high))
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.action(self.normalize(observations))
-
-    def normalize(self, observations: Tensor) -> Tensor:
-        return ((observations - self.mean) * self.scale).clamp(-self.bound, self.bound)
-
-    def action(self, inputs: Tensor) -> Tensor:
-        """Return the action at normalized observations, with torch operations that every exporter knows."""
-        mode = self.family.mode(self.network(inputs), self.spec)
+        """Return the action, with torch operations that every exporter knows."""
+        mode = self.family.mode(self.network(self.normalizer(observations)), self.spec)
         if self.spec.actions.kind == "discrete":
             mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # `low` is the first choice
         elif self.spec.clips:
@@ -83,8 +73,8 @@ class DialedActionModule(MeanActionModule):
 
     def forward(self, observations: Tensor, dials: Tensor) -> Tensor:  # type: ignore[override]
         positions = [dial_position(dial, values) for dial, values in zip(self.dials, dials.unbind(-1), strict=True)]
-        inputs = torch.cat([self.normalize(observations), torch.stack(positions, -1)], -1)
-        return self.action(inputs)
+        inputs = torch.cat([observations, torch.stack(positions, -1)], -1)
+        return super().forward(inputs)
 
 
 def dial_position(dial: Dial, values: Tensor) -> Tensor:
