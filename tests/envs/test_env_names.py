@@ -88,7 +88,7 @@ def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
         ),
         ("Pendulum-v1?g=8", "'Pendulum-v1' has no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
         ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
-        ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
+        ("HalfCheetah-v4?noise", "'noise' is no option; write NAME.option=value"),
         ("Hopper-v4?a=1&b=2&a=1", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
         ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
         ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),

@@ -193,10 +193,9 @@ class _One:
         if isinstance(answer, tuple) and len(answer) == len(parts) and isinstance(answer[-1], dict):
             return answer
         kinds = [type(part).__name__ for part in (answer if isinstance(answer, tuple) else (answer,))]
-        raise RepolicyError(
-            f"environment {self.name!r} returns ({', '.join(kinds)}) from {function}, not ({', '.join(parts)}): "
-            "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return all of these"
-        )
+        problem = f"environment {self.name!r} returns ({', '.join(kinds)}) from {function}, not ({', '.join(parts)})"
+        remedy = "wrap it in shimmy.GymV21CompatibilityV0, or return all of these"
+        raise RepolicyError(f"{problem}: old environments do; {remedy}")
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:

@@ -152,10 +152,8 @@ def with_observation_roles(name: str, size: int = 0, backend: Backend = "auto") 
         usual = POLICY_KEYS if critic else [key for key in CRITIC_KEYS if CRITIC_KEYS[key] in groups]
         present = next((key for key in usual if key in groups), "")
         if critic and groups and not present:
-            raise UsageError(
-                f"environment {name!r} does not say what the policy itself observes: add --observe KEY, "
-                f"of {', '.join(groups)}"
-            )
+            remedy = f"add --observe KEY, of {', '.join(groups)}"
+            raise UsageError(f"environment {name!r} does not say what the policy itself observes: {remedy}")
         name = names.with_observed_keys(name, present)
     critic_key = CRITIC_KEYS.get(",".join(names.parse_env_name(name).observed_keys))
     return names.with_observed_keys(name, critic=critic_key) if critic_key in groups and not critic else name
@@ -177,9 +175,7 @@ def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""
-        raise UsageError(
-            f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
-            f"{envs.observation_size}{hint}"
-        )
+        gives = f"{envs.name!r} gives {envs.observation_size}{hint}"
+        raise UsageError(f"{what} takes observations of {agent.observation_size} numbers, but {gives}")
     if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")

@@ -29,10 +29,8 @@ def env_name(env: EnvLike) -> str:
     if isinstance(env, str):
         return env
     if isinstance(env, gymnasium.Env) or not callable(env):
-        raise UsageError(
-            f"the environment is of type {type(env).__name__}; give its id, or a function that makes one "
-            "(every process of a run makes environments of its own)"
-        )
+        need = "give its id, or a function that makes one (every process of a run makes environments of its own)"
+        raise UsageError(f"the environment is of type {type(env).__name__}; {need}")
     return reference_to(env)
 
 
@@ -140,9 +138,7 @@ def _split_options(name: str) -> tuple[str, dict[str, Any]]:
     for part in query.split("&") if query else []:
         key, equals, value = part.partition("=")
         if not (key.removeprefix(RESET_PREFIX).isidentifier() and equals):
-            raise UsageError(
-                f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
-            )
+            raise UsageError(f"environment {name!r}: {part!r} is no option; write NAME?option=value&option=value")
         if key in options:
             raise UsageError(f"environment {name!r} sets {key} more than once: leave one out")
         try:

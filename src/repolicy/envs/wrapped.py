@@ -148,9 +148,7 @@ class NoiseEnvs:
         chunk, width = self.decoder.chunk, self.envs.actions.width
         decoded = self.decoder(self._current[:, : self.observation_size], noise.astype(np.float32))
         if decoded.shape[1] != chunk * width:
-            plain = self.envs.name.partition("?")[0]
-            raise UsageError(
-                f"{self.decoder.name} gives {decoded.shape[1]} numbers at a time, and {plain} "
-                f"takes {width} an action, {chunk * width} for --chunk {chunk}: --chunk says how many actions there are"
-            )
+            takes = f"{self.envs.name.partition('?')[0]} takes {width} an action, {chunk * width} for --chunk {chunk}"
+            found = f"{self.decoder.name} gives {decoded.shape[1]} numbers at a time"
+            raise UsageError(f"{found}, and {takes}: --chunk says how many actions there are")
         return decoded.reshape(self.count, chunk, width).swapaxes(0, 1)

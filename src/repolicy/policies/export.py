@@ -1,9 +1,7 @@
 """Export a policy for other programs, as one ONNX or TorchScript file from raw observations to the mean action.
 
-The file contains the normalizer, and its output is in the environment's form: squashed actions are squashed and scaled,
-and of discrete actions the most probable is chosen. A policy with dials has a second input, one value for each dial,
-which the graph clips to its range. The exported file is run and must agree with the policy. `metadata.py` embeds a
-description and the policy itself.
+The file contains the normalizer, and its output is in the environment's form. A policy with dials has a second input,
+one value for each dial, which the graph clips to its range. The exported file is run and must agree with the policy.
 """
 
 import contextlib
@@ -123,13 +121,10 @@ def export(
 def export_errors(policy: Policy, run: Callable[..., np.ndarray]) -> tuple[float, float]:
     """Compare `run` and the policy in single precision with the policy in double precision; return both largest errors.
 
-    Each component of an action is compared relative to its largest value, where that is above 1. The policy's own error
-    is needed because large numbers may cancel in a network: rounding alone can then exceed 1e-5, in any file.
-
-    The observations are like those of training, and some are so large that the normalizer clips them.
+    The policy's own is needed as large numbers may cancel in a network: rounding alone can then exceed 1e-5.
     """
     generator = torch.Generator().manual_seed(0)
-    spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
+    spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]  # the large ones are clipped
     noise = spread * torch.randn(len(spread), policy.observation_size, generator=generator)
     observations = policy.normalizer.denormalized_noise(noise)
     exact = frozen(policy).double()
@@ -152,6 +147,7 @@ def export_errors(policy: Policy, run: Callable[..., np.ndarray]) -> tuple[float
 
 
 def _relative_error(actions: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest error, of each component relative to its largest value where that is above 1."""
     return float((np.abs(actions - expected) / np.maximum(1.0, np.abs(expected).max(0))).max())
 
 

@@ -32,10 +32,7 @@ def exponents(dials: int) -> Tensor:
 
 
 def polynomials(positions: Tensor) -> Tensor:
-    """Return the Chebyshev polynomials of positions `[B, dials]` and their products, `[B, K]` as in `exponents`.
-
-    Positions are clipped to ±1.
-    """
+    """Return the Chebyshev polynomials of positions `[B, dials]`, clipped to ±1, and their products, `[B, K]`."""
     degrees = torch.arange(1, DEGREE + 1, dtype=positions.dtype, device=positions.device)
     by_dial = torch.cos(torch.arccos(positions.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees).unbind(-2)
     with_constant = [torch.cat([torch.ones_like(each[:, :1]), each], 1) for each in by_dial]

@@ -161,10 +161,9 @@ def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor,
     return values, gradients
 
 
-# Adam -----------------------------------------------------------------------------------------------------------------
+# Adam; torch's own imports a compiler, which takes seconds ------------------------------------------------------------
 
 
-# It is short; torch's own imports a compiler, which takes seconds.
 BETA_MEAN, BETA_VAR = 0.9, 0.999
 
 

@@ -134,9 +134,7 @@ class PolicySpec:
         if not (squashes or self.clips):
             return
         if not len(low) == len(high) == self.actions.width or not np.all(np.less_equal(low, high)):
-            raise UsageError(
-                f"the bounds of {self.actions} are {low} and {high}; each needs a lower one and a higher one"
-            )
+            raise UsageError(f"the bounds of {self.actions} are {low} and {high}; each needs a lower and a higher one")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
@@ -265,10 +263,9 @@ def make_policy(spec: PolicySpec, seed: int) -> Policy:
 
 
 class NetworkActor:
-    """An actor with a snapshot of a policy in NumPy: its normalizer, its network, and how it draws actions.
+    """An actor with a snapshot of a policy in NumPy, which is faster than torch right after the physics.
 
-    NumPy is faster here: a step takes a dozen small calls, and the physics fills the CPU's caches between
-    steps, which slows torch down most. The outputs are stored, so that `log_probs` need not run the network again.
+    The outputs are stored, so that `log_probs` need not run the network again.
     """
 
     def __init__(self, policy: Policy, draw: Draw) -> None:

@@ -54,8 +54,8 @@ class MeanPrior(nn.Module):
             mean.eval()  # without dropout, and with fixed batch norm statistics
         self.program = mean if isinstance(mean, Program) else None
         self.has_memory = self.program is not None
-        # A function is called twice at first, to find out whether it is deterministic. A module is not, as comparing
-        # its means would wait for the device.
+        # A function is called twice at first, to see whether it is deterministic. To compare a module's means would
+        # wait for the device.
         self._is_checked = self.has_memory or isinstance(mean, nn.Module)
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if sha256 := getattr(mean, "sha256", ""):  # a checkpoint stores it, to recognize the prior when it is loaded
@@ -107,10 +107,7 @@ class MeanPrior(nn.Module):
         return self.gaussian(torch.stack(means).to(observations.device)), state
 
     def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the means `[N, A]` at observations `[N, O]`, and the memory after this step; check the means.
-
-        Whether a torch module's means are finite is not checked here, as that would wait for the device.
-        """
+        """Return the means `[N, A]` at observations `[N, O]`, and the memory after this step; check the means."""
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
             mean, state = self._run(observations, state)
             if not self._is_checked:
@@ -132,7 +129,7 @@ class MeanPrior(nn.Module):
             result, state = self.program.step(inputs, state)
         else:
             result = self.mean(inputs)  # type: ignore[operator]
-        if is_module:
+        if is_module:  # whether its means are finite is not checked, as that would wait for the device
             return result.detach().float(), state
         mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
         self.check_finite(mean)

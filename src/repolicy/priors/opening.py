@@ -36,10 +36,7 @@ from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
-    """Read a policy from a file. Another library's policy is copied, with these options.
-
-    Raise FileError if a policy does not reproduce the log-probabilities that are stored with it.
-    """
+    """Read a policy from a file. Another library's policy is copied, with these options."""
     return read_file(PolicyFile(path), options or Options())
 
 
