@@ -160,7 +160,15 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
         with mock.patch("subprocess.Popen", side_effect=OSError) as started, suppress(OSError):
             start()
         assert tuple(started.call_args[0][0][:2]) == PYTHON
-    request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}
+    request = {
+        "env": "Hopper-v4",
+        "addons": ["height"],
+        "alpha": 0.1,
+        "states": 0.0,
+        "settings": {},
+        "sparse": False,
+        "prior": [],
+    }
     assert _point_command(0.1, SweepFolder(Path("b")), request)[:2] == PYTHON
 
 

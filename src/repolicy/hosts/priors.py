@@ -200,14 +200,6 @@ class FlatPrior(HostPrior):
     def reset(self, ended: Tensor | None = None) -> None:
         self.memory = self.prior.reset_state(self.memory, ended) if self.memory and ended is not None else None
 
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> Scores:
-        if not self.has_memory:
-            return super().score(observations, actions, ended)
-        # A program runs on the CPU: following the whole rollout at once waits for the device only once.
-        distribution, self.memory = self.prior.follow(self.flatten(observations), ended, self.memory)
-        return distribution.log_prob(actions), distribution.entropy()
-
     def score_batch(self, observations: Any, actions: Tensor) -> Scores:
         if isinstance(self.prior, Policy | MeanPrior):
             return super().score_batch(observations, actions)
