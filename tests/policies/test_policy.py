@@ -262,7 +262,7 @@ def within(low: float, high: float) -> ActionSpace:
         ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "the bounds of 1 number are .. and .."),
         ({"clips": True, "actions": within(2.0, -2.0)}, "a lower and a higher one"),
         ({"family": "squashed", "actions": within(2.0, -2.0)}, "a lower and a higher one"),
-        ({"clips": True, "actions": within(math.nan, 2.0)}, "a lower one and a higher"),
+        ({"clips": True, "actions": within(math.nan, 2.0)}, "a lower and a higher one"),
         ({"activation": "sine"}, "no activation 'sine'; choose from tanh, relu, elu"),
         ({"hidden": (64, 0)}, "hidden is .*; it must be layer sizes"),
         ({"initial_std": 1e-4}, "0 <= min_std < initial_std, not 0.001 and 0.0001"),
