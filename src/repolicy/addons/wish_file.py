@@ -70,11 +70,11 @@ class Features:
 
     def _entry(self, entry: str, parts: dict[str, np.ndarray]) -> np.ndarray:
         """Return the features of one entry, `[B, K]`."""
-        part, first, last, power = _parse_entry(entry)
-        values = parts[part].astype(np.float64)
-        if first is not None and not first < last <= values.shape[1]:
-            raise UsageError(f"feature {entry!r} is no range of the {values.shape[1]} numbers that there are")
-        chosen = values if first is None else values[:, first:last]
+        part, places, power = _parse_entry(entry)
+        count = parts[part].shape[1]
+        if not range(count)[places] or (places.stop or 0) > count:
+            raise UsageError(f"feature {entry!r} is no range of the {count} numbers that there are")
+        chosen = parts[part][:, places].astype(np.float64)
         return chosen if power is None else np.abs(chosen) ** power
 
     def names(self, count: int, sizes: tuple[int, int]) -> tuple[str, ...]:
@@ -83,10 +83,9 @@ class Features:
             return tuple(f"{self.reference.rpartition(':')[2]}[{k}]" for k in range(count))
         names = list[str]()
         for entry in self.reference.split(","):
-            part, first, last, power = _parse_entry(entry)
-            indices = range(sizes[part == "action"]) if first is None else range(first, last)
+            part, places, power = _parse_entry(entry)
             suffix = "" if power is None else f"^{power:g}"
-            names += [f"{part}[{k}]{suffix}" for k in indices]
+            names += [f"{part}[{k}]{suffix}" for k in range(sizes[part == "action"])[places]]
         return tuple(names)
 
 
@@ -95,13 +94,13 @@ def needs_no_code(reference: str) -> bool:
     return all(ENTRY.fullmatch(entry.strip()) for entry in reference.split(","))
 
 
-def _parse_entry(entry: str) -> tuple[str, int | None, int, float | None]:
-    """Return (part, first index, index after the last, power) of an entry; first is None for a whole part."""
+def _parse_entry(entry: str) -> tuple[str, slice, float | None]:
+    """Return (part, places in it, power) of an entry; the slice of a whole part has no ends."""
     match = ENTRY.fullmatch(entry)
     assert match is not None
     part, first, end, power = match.groups()
-    start = None if first is None else int(first)
-    return part, start, (start or 0) + 1 if end is None else int(end), None if power is None else float(power)
+    places = slice(None) if first is None else slice(int(first), int(end or int(first) + 1))
+    return part, places, None if power is None else float(power)
 
 
 @dataclass(frozen=True)
