@@ -139,13 +139,6 @@ class Planner:
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         return self.prior.to_environment(actions)
 
-    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Plan for each observation without memory, and return log π of actions around it, with the prior's std."""
-        flat = observations.reshape(-1, observations.shape[-1])
-        acting = self.actor(1, len(flat))
-        acting(flat.numpy())
-        return acting.log_probs(actions.reshape(1, len(flat), -1)).reshape(actions.shape[:-1])
-
     def candidates(self, observations: np.ndarray, plans: np.ndarray, draws: np.ndarray) -> Candidates:
         """Simulate and weight candidates around plans `[N, T, A]`, from standard noise `[N, K, H, A]`."""
         search = self.search

@@ -68,7 +68,7 @@ class EnvAwareAgent(Protocol):
         """Give the agent the environments in which it will act."""
 
 
-class Agent(Prior, Protocol):
+class Agent(Protocol):
     """An object that can act. Collectors, evaluations and films need no more than this."""
 
     @property
