@@ -98,17 +98,31 @@ class SweepResult:
         """The quantity on the horizontal axis of the trade-off."""
         return "basic_reward" if self.has_basic_reward else "kl_a_step"
 
-    @cached_property
+    @property
     def knee(self) -> int | None:
         """Index of the point at the knee of the trade-off, or None where there is no knee, or no certain one."""
-        if not self.is_curve or not self._gains or self._knee_position == 0 or not self._is_knee_certain:
-            return None
-        return self._knee_position - 1
+        return self._knee_and_verdict[0]
 
     @property
-    def _gains(self) -> bool:
-        """Whether any point has more of the add-on's reward than the prior."""
-        return any(point.addon > self.prior.addon for point in self.points)
+    def verdict(self) -> str:
+        """A sentence on the knee."""
+        return self._knee_and_verdict[1]
+
+    @cached_property
+    def _knee_and_verdict(self) -> tuple[int | None, str]:
+        """Return the index and the sentence; a knee is certain if it stays where episodes are resampled (bootstrap)."""
+        if not self.is_curve:
+            return None, "the points lie on no one curve, so none of them is a bend"
+        if not any(point.addon > self.prior.addon for point in self.points):
+            return None, f"no value of {self.symbol} gains on the prior"
+        [position] = self._knee_positions(None)  # 0: the prior, also where nothing bends
+        if position == 0:
+            return None, "the trade-off has no knee: no point lies above the straight line between its ends"
+        has_errors = len(self.prior.mean.basic) > 1  # one episode has none
+        if not has_errors or np.mean(self._knee_positions(np.random.default_rng(0)) == position) < MIN_AGREEMENT:
+            why = "the points' errors leave open which of them bends most; more episodes or steps would tell"
+            return None, f"no knee: {why}"
+        return int(position) - 1, f"the trade-off bends at {self.name(self.points[position - 1])}"
 
     @property
     def best(self) -> int | None:
@@ -140,19 +154,6 @@ class SweepResult:
             remarks.append(f"one of {self.tied_points + 1} best totals" if self.tied_points else "best total")
         return f" ({', '.join(remarks)})" if remarks else ""
 
-    @cached_property
-    def _knee_position(self) -> int:
-        """Position of the knee of the means, where 0 is the prior; also 0 where nothing bends."""
-        return int(self._knee_positions(None)[0])
-
-    @cached_property
-    def _is_knee_certain(self) -> bool:
-        """Whether the knee stays in place when each point's episodes are resampled (bootstrap)."""
-        if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points]):
-            return False  # one episode has no standard error
-        positions = self._knee_positions(np.random.default_rng(0))
-        return bool(np.mean(positions == self._knee_position) >= MIN_AGREEMENT)
-
     def _knee_positions(self, random: np.random.Generator | None) -> np.ndarray:
         """Return the knee's position in each resampling `[R]`; without `random`, that of the episodes as they are."""
         names = [self.cost_name, "addon_reward"]
@@ -166,19 +167,6 @@ class SweepResult:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
             costs = -np.maximum(least, costs)  # a lower bound: a return of −10⁶ would dwarf the others
         return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
-
-    @property
-    def verdict(self) -> str:
-        """A sentence on the knee."""
-        if not self.is_curve:
-            return "the points lie on no one curve, so none of them is a bend"
-        if self.knee is not None:
-            return f"the trade-off bends at {self.name(self.points[self.knee])}"
-        if not self._gains:
-            return f"no value of {self.symbol} gains on the prior"
-        if self._knee_position == 0:
-            return "the trade-off has no knee: no point lies above the straight line between its ends"
-        return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
     def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
