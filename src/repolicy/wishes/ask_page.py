@@ -9,11 +9,10 @@ from tempfile import TemporaryDirectory
 from repolicy.addons import check_same_env, open_wish
 from repolicy.envs import check_plain, make_one_env, parse_env_name
 from repolicy.errors import UsageError
-from repolicy.files import write_bytes
 from repolicy.policies import Policy, save_policy
 from repolicy.priors import OpenedPolicy
+from repolicy.report import page
 from repolicy.report.movie import Shot, render_films
-from repolicy.report.page import page
 from repolicy.text import format_count
 from repolicy.wishes.pairs import CANDIDATES, Pairs, candidates, choose_pairs, fingerprint
 
@@ -75,7 +74,7 @@ def ask(
             save_policy(file, opened.agent, {})
         clips = render_films(_shots(pairs, str(file), rate, width), say)
     pairs.write(out)
-    write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
+    _write_page(out / "ask.html", pairs, clips, question)
     return pairs
 
 
@@ -101,7 +100,7 @@ def steps_a_second(env: str) -> float:
     return rate
 
 
-def _html(pairs: Pairs, clips: list[bytes], question: str) -> str:
+def _write_page(path: Path, pairs: Pairs, clips: list[bytes], question: str) -> None:
     def video(index: int, side: str) -> str:
         source = f"data:video/mp4;base64,{base64.b64encode(clips[index]).decode()}"
         return f'<video muted playsinline preload="auto" aria-label="{side} clip" src="{source}"></video>'
@@ -115,4 +114,4 @@ def _html(pairs: Pairs, clips: list[bytes], question: str) -> str:
     body = f'{STYLE}<section id="ask" data-page="{pairs.page}"><p id="told" aria-live="polite"></p>\n{shown}\n'
     lead = escape(f"{format_count(len(pairs.seeds), 'pair')} of clips in {pairs.env}, each from the same start. ")
     lead += "Answer by the arrow keys or by the buttons. Nothing leaves this page before you save it as a file."
-    return page(question, lead, [f'{body}<div id="keys">{buttons}</div></section>'], SCRIPT)
+    page.write(path, question, lead, [f'{body}<div id="keys">{buttons}</div></section>'], SCRIPT)
