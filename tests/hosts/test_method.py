@@ -109,6 +109,14 @@ def test_a_weight_that_a_kept_share_does_not_move_may_be_named_anew() -> None:
     assert steering.objective == residual(0.4, 0.05)
 
 
+@pytest.mark.parametrize("before", [{"keep": 0.9}, {"log_prior_budget": 1.0}])
+def test_a_kl_budget_with_its_alpha_goes_on_from_the_omega_that_another_rule_moved(before: dict[str, float]) -> None:
+    state = Steering(residual(0.4, 0.2), **before).state()
+    steering = Steering(residual(alpha=0.05), kl_budget=0.5)
+    steering.resume(state, steering.objective, steering.settings.budget)
+    assert (steering.objective.omega, steering.objective.alpha, steering.kl_budget) == (0.4, 0.4, 0.5)
+
+
 def test_a_budget_of_log_prior_goes_on_where_nothing_is_named() -> None:
     steering = Steering(residual())
     steering.resume(Steering(residual(0.5, 0.25), log_prior_budget=1.0).state(), steering.objective)

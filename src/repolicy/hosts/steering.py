@@ -189,8 +189,8 @@ class Steering:
         if unchanged or (has_moved and self.settings.budget is not None):
             moved = {"omega", "alpha"} if self.kl_budget is not None else {"omega"}
             self.objective = replace(self.objective, **{name: weights[name] for name in unnamed | moved})
-        if unchanged and self.kl_budget is not None and state.get("kl_budget") is None:
-            self.objective = replace(self.objective, alpha=self.objective.omega)
+            if self.kl_budget is not None and state.get("kl_budget") is None:
+                self.objective = replace(self.objective, alpha=self.objective.omega)
         self._check_budget()
 
 
