@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.envs import make_envs
+from repolicy.envs import Envs
 from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
 from repolicy.objective import soft
 from repolicy.prepare.checks import check_request
-from repolicy.runs import Request, RunFolder, Settings, Stream, derived_seed, ranks
+from repolicy.runs import Request, RunFolder, Settings, Stream, ranks
 
 PARTS = 20  # number of slices in a segment
 
@@ -57,7 +57,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     """Time the slices, with all ranks in lockstep, and return the results."""
     settings, team = request.settings, TimedRanks(team)
     segments = Segments(request, folder, team)
-    physics = Physics(request, team)
+    physics = Physics(segments.make_envs(Stream.PHYSICS, settings.envs // team.count))
     rounds = settings.checkpoint_every // PARTS
 
     def timed(work: Callable[[], None]) -> float:
@@ -135,23 +135,18 @@ class TimedRanks:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         started = time.perf_counter()
-        try:
-            return self._team.sum(tensor)
-        finally:
-            self.seconds += time.perf_counter() - started
+        self._team.sum(tensor)
+        self.seconds += time.perf_counter() - started
+        return tensor
 
 
 class Physics:
-    """The environments of a rank, stepped with random actions."""
+    """Environments that are stepped with random actions."""
 
-    def __init__(self, request: Request, team: ranks.Ranks) -> None:
-        settings = request.settings
-        count = settings.envs // team.count
-        seed = derived_seed(settings.seed, 0, Stream.PHYSICS) + team.index * count
-        self._envs = make_envs(request.env, count, seed, settings.backend)
-        self._envs.reset()
-        space, generator = self._envs.actions, np.random.default_rng(seed)
-        shape = (64, count, space.width)
+    def __init__(self, envs: Envs) -> None:
+        self._envs, space, generator = envs, envs.actions, np.random.default_rng(0)
+        envs.reset()
+        shape = (64, envs.count, space.width)
         self._actions = (
             generator.standard_normal(shape).astype(np.float32)
             if space.kind == "continuous"

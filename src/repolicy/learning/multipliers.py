@@ -190,12 +190,6 @@ class Multipliers:
         self.surplus_noise: float | None = None  # its usual one, in the unit of the violation
         self.prior_rewards: Tensor | None = None  # of `measure_prior_rewards` [L], where a share of them is kept
 
-    @property
-    def prior_reward(self) -> float:
-        """The size of the prior's mean reward in a step."""
-        assert self.prior_rewards is not None
-        return max(abs(float(self.prior_rewards[:-1].mean())), 1e-12)
-
     def price(self, rollout: Rollout) -> Tensor | None:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
@@ -251,7 +245,9 @@ class Multipliers:
         if budget is None:
             return objective
         if self.keep:
-            unit = max(1.0 - self.keep, MIN_LOST_SHARE) * self.prior_reward
+            assert self.prior_rewards is not None
+            prior_reward = max(abs(float(self.prior_rewards[:-1].mean())), 1e-12)  # of a step
+            unit = max(1.0 - self.keep, MIN_LOST_SHARE) * prior_reward
             self.surplus_noise = usual_noise(self.surplus.error / unit, self.surplus_noise)
             violation = limit_violation(-self.surplus.mean / unit, self.surplus_noise, last)
             self.budget_violation = violation

@@ -65,8 +65,7 @@ class MetricsLog:
         self._folder.drop_metrics_after(iterations)
         for callback in self._callbacks:
             callback.begin(self._request, iterations, settings.iterations)
-            for complaint in complaints:
-                callback.say(complaint)
+        announce(self._callbacks, complaints)
 
     def step(self, local_variables: dict[str, Any], _: dict[str, Any]) -> bool:
         """Write metrics if they are due after a step of the environment; return whether to continue."""
