@@ -76,13 +76,15 @@ def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
 
 
 # TorchRL --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["in one Sequential", "behind an MLP", "one scale", "of a loss"])
+@pytest.mark.parametrize("kind", ["in one Sequential", "behind an MLP", "one scale", "of a loss", "of two modules"])
 def test_torchrl(kind: str, tmp_path: Path) -> None:
     """As a ProbabilisticActor keeps it, with NormalParamExtractor's scale or AddStateIndependentNormalScale's."""
     net = mlp((5, 8, 7, 2 if kind == "one scale" else 4), nn.Tanh)
     kept = named("module.0.module" if kind == "in one Sequential" else "module.0.module.0", net)
     if kind == "one scale":
         kept |= {"module.0.module.1.state_independent_scale": STD.log()}
+    if kind == "of two modules":
+        kept = named("module.0.module.0.module", net)
     if kind == "of a loss":
         kept = {f"actor_network_params.{name}": each for name, each in kept.items()}
         kept |= named("critic_network_params.module", nn.Linear(5, 1)) | {"clip_epsilon": torch.tensor(0.2)}
@@ -99,6 +101,18 @@ def test_torchrl(kind: str, tmp_path: Path) -> None:
     assert_equal(mean(described, obs), torch.tanh(out[:, :2]))
     assert described.library == "TorchRL"
     assert any("TanhNormal between -1 and 1 is assumed" in note for note in described.notes)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [named("module.1.module.0.module.0", mlp((4, 7, 4), nn.Tanh)), {"module.1.action_low": torch.tensor(-1.0)}],
+    ids=["ActorValueOperator", "TanhModule"],
+)
+def test_a_part_of_another_module_of_torchrl_is_no_policy(behind: Any, tmp_path: Path) -> None:
+    actor = named("module.0.module", mlp((5, 8, 4), nn.Tanh))
+    assert describe(saved(tmp_path / "actor.pt", actor)).library == "TorchRL"
+    with pytest.raises(FileError, match="no policy of a known layout"):
+        describe(saved(tmp_path / "other.pt", actor | behind))
 
 
 def test_a_users_last_layer_of_means_and_log_stds(tmp_path: Path) -> None:

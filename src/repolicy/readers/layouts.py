@@ -30,7 +30,7 @@ NO_STATISTICS_NOTE = (
 )
 TANH_NORMAL_NOTE = (
     "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, without tanh_loc and with the "
-    "scale of NormalParamExtractor where the last layer gives one; --layout says otherwise"
+    "scale of NormalParamExtractor where the last layer gives one; --layout says otherwise, by discrete=yes for choices"
 )
 LOGITS_NOTE = "the file holds no std, so its outputs are taken as the logits of one choice"
 
@@ -86,7 +86,7 @@ CLEANRL_SAC = replace(
 )  # fmt: skip
 TORCHRL = Layout(
     "module.0.module.0", "module.0.module.1.state_independent_scale", activation="tanh", squashed=True,
-    library="TorchRL", modules=("module",), notes=(TANH_NORMAL_NOTE,),
+    library="TorchRL", modules=("module.0",), notes=(TANH_NORMAL_NOTE,),
 )  # fmt: skip
 TORCHRL_HALVES = replace(
     TORCHRL, log_std="", halves=True, link="softplus", shift=math.log(math.expm1(0.99)), floor=0.01

@@ -108,14 +108,17 @@ def _find_layout(tensors: Tensors) -> tuple[Layout, str] | None:
 
 def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
     """Return whether the std, the modules beside the actor, and the root are as the layout has them."""
-    policy_modules = {name.removeprefix(root).partition(".")[0] for name in tensors if name.startswith(root)}
+    policy_names = [name.removeprefix(root) for name in tensors if name.startswith(root)]
+    modules = tuple(f"{module}." for module in layout.modules)
     all_modules = {module for name in tensors for module in name.split(".")}
+    is_later_part = any(part.isdigit() and int(part) for part in root.split("."))  # of a Sequential
     std = f"{root}{layout.log_std}"
     return (
         (not layout.log_std or std in tensors or bool(tensors_under(tensors, std)))
         and (not layout.companions or not all_modules.isdisjoint(layout.companions))
         and (not layout.scale or f"{root}{layout.scale}_scale" in tensors)
-        and (not layout.modules or policy_modules <= {*layout.modules})
+        and (not layout.modules or all(f"{name}.".startswith(modules) for name in policy_names))
+        and not is_later_part
         and (not layout.roots or {*root.split(".")} <= {*layout.roots, ""})
     )
 
