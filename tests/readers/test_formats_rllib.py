@@ -150,6 +150,16 @@ def test_one_std_for_all_states(write: Any) -> None:
     assert_scored(describe(write(state | {"pi.log_std": log_std}, free_log_std=True)), obs, dist)
 
 
+def test_layer_norms_have_rllibs_epsilon(write: Any) -> None:
+    net, _ = made(2)
+    encoder = nn.Sequential(net[0][0], nn.LayerNorm(8, eps=1e-3), nn.Tanh(), net[0][2], nn.LayerNorm(7, eps=1e-3))
+    log_std, obs = torch.tensor([-0.5, 0.3]), observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(net[2](torch.tanh(encoder(obs))), log_std.exp())
+    state = named("encoder.actor_encoder.net.mlp", encoder) | named("pi.net.mlp", net[2]) | {"pi.log_std": log_std}
+    assert_scored(describe(write(state, free_log_std=True, fcnet_use_layernorm=True)), obs, dist)
+
+
 def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
     net, state = made(4)
     low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 3.0])

@@ -52,11 +52,12 @@ def finite_float32(values: Array, name: str) -> Array:
     return np.array(values, np.float32, order="C")
 
 
-def sequential_layers(tensors: Tensors, prefix: str) -> list[HiddenLayer]:
+def sequential_layers(tensors: Tensors, prefix: str, epsilon: float = 1e-5) -> list[HiddenLayer]:
     """Return the layers of a `torch.nn.Sequential`, including the output layer.
 
     A state dict holds no activations, but its modules are numbered. The numbers between two linear layers must leave
-    room for exactly one activation, with at most one LayerNorm before or after it.
+    room for exactly one activation, with at most one LayerNorm before or after it. Its epsilon (by default PyTorch's)
+    is not in a state dict either.
     """
     modules = sorted({name.split(".")[0] for name in tensors_under(tensors, prefix)}, key=_number)
     if not modules:
@@ -76,9 +77,9 @@ def sequential_layers(tensors: Tensors, prefix: str) -> list[HiddenLayer]:
             last_linear = index
         elif not layers or layers[-1].norm is not None or index - last_linear > 2 or bias is None:
             raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
-        else:  # a state dict does not hold the epsilon; 1e-5 is PyTorch's default
+        else:
             place: Place = "before" if index - last_linear == 1 else "after"
-            norm = LayerNorm(finite_float32(weight, name), finite_float32(bias, name), 1e-5, place)
+            norm = LayerNorm(finite_float32(weight, name), finite_float32(bias, name), epsilon, place)
             layers[-1] = HiddenLayer(layers[-1].linear, norm)
     return layers
 

@@ -40,6 +40,7 @@ SAC_BOUNDS, DEFAULT_BOUND = (-5.0, 2.0), 20.0  # of a log-std
 PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
 MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
+NORM_EPSILON = 1e-3  # of RLlib's LayerNorms
 NPY_HEADER = 128  # bytes of an .npy file before its numbers
 HARMLESS = {  # connectors that do not change observations that are a row of numbers
     "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
@@ -65,12 +66,12 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
         raise CannotCopyError("its actions are switches")
     actions = actions_of(arguments["action_space"])
     body = _encoders(tensors)[0]
-    head = sequential_layers(tensors, HEAD)
+    head = sequential_layers(tensors, HEAD, NORM_EPSILON)
     recorded = canonical_activation(config.get("fcnet_activation", "tanh"))
     if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
-    network = make_perceptron([*sequential_layers(tensors, body), *head], None, activation)
+    network = make_perceptron([*sequential_layers(tensors, body, NORM_EPSILON), *head], None, activation)
     statistics = context.statistics(network.width, _checkpoint_normalizer(context, network.width))
 
     has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
