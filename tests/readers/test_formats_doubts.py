@@ -218,6 +218,17 @@ def test_skrls_off_policy_agents(deterministic: bool, tmp_path: Path) -> None:
     assert_scored(described, obs, dist)
 
 
+def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: Path) -> None:
+    network = stirred(mlp((5, 8, 3), nn.ELU))
+    path = saved(tmp_path / "agent.pt", {"policy": named("net", network), "value": {}})
+    with pytest.raises(CannotCopyError, match=r'discrete=yes for choices.*--layout "actor=policy.net, activation=elu"'):
+        describe(path)
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Categorical(logits=network(obs))
+    assert_scored(describe(path, Options(layout="actor=policy.net, activation=elu, discrete=yes")), obs, dist)
+
+
 YAML = "  class_name: MLPModel\n  activation: relu\n  distribution_cfg:\n    class_name: rsl_rl.modules.distribution:"
 
 

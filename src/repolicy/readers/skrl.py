@@ -49,7 +49,8 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         raise CannotCopyError(f"its policy has other layers than linear ones ({first_names(tensors)})")
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
     if not names or (LOG_STD not in tensors and not deterministic):
-        raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {first_names(tensors)}")
+        ways = "discrete=yes for choices, log_std or halves for stds that depend on the state"
+        raise CannotCopyError(f"its policy has no {LOG_STD} (--layout tells what it has: {ways})")
     agent = agent_settings(context.path)
     activation = context.activation("elu", LIBRARY, _activation(context.path))
     actor = make_perceptron([HiddenLayer(linear_layer(tensors, name)) for name in names], None, activation)
