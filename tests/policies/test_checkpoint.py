@@ -175,6 +175,10 @@ def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:
 def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is a folder without a run; name a policy's file in it$"):
         load_policy(tmp_path)
+    (tmp_path / "000000000100").mkdir()
+    (tmp_path / "000000000100" / "_CHECKPOINT_METADATA").touch()
+    with pytest.raises(FileError, match=r"Orbax wrote.* write that by brax.io.model.save_params$"):
+        load_policy(tmp_path / "000000000100")
     (tmp_path / "best_model.zip").touch()
     with pytest.raises(FileError, match=r"in it, such as best_model.zip$"):
         load_policy(tmp_path)

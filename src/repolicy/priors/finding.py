@@ -107,6 +107,7 @@ def _download(address: str) -> bytes:
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 PLAN_FILE = "plan.json"  # in a planner's folder
+ORBAX = "_CHECKPOINT_METADATA"  # in the folder of a Brax checkpoint
 RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl")  # in the folder of an RLlib checkpoint
 
 
@@ -144,6 +145,9 @@ def find_policy(reference: str | Path) -> Path:
         return path / RLLIB
     if newest := newest_checkpoint(path):
         return newest
+    if (path / ORBAX).is_file():
+        remedy = "load it by brax.training.agents.ppo.checkpoint.load, and write that by brax.io.model.save_params"
+        raise FileError(f"{path} is a checkpoint that Orbax wrote, which Brax alone can open: {remedy}")
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix in (".zip", ".pt", ".onnx", ".safetensors"))
         example = f", such as {files[0]}" if files else ""
