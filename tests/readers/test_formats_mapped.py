@@ -228,7 +228,7 @@ def test_layers_of_a_module_of_ones_own_are_suggested_from_the_first_on(module: 
 
 
 def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
-    path, actor = booster(tmp_path, obs_rms=STATISTICS)
+    path, actor = booster(tmp_path, obs_rms={"mean": MEAN, "var": VAR, "count": torch.ones(1)})
     with pytest.raises(FileError, match=f'"{BOOSTER}, normalizer=obs_rms"'):
         describe(path)
     obs = observations(5, 4.0)

@@ -206,7 +206,7 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
     if mean is None or std is None:
         raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {first_names(statistics)}")
     clip = None if math.isinf(layout.clip) else layout.clip
-    return make_normalizer(mean, std, clip, 0.0 if count is None else float(count))
+    return make_normalizer(mean, std, clip, 0.0 if count is None else float(count.item()))
 
 
 # Suggesting a layout --------------------------------------------------------------------------------------------------
