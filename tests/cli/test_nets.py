@@ -45,7 +45,6 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("train {tiny}:Quits --alpha 0.1 --ranks 1", 1, "Quits' failed: it called sys.exit(0)"),
         ("trian CartPole-v1", 2, "there is no command 'trian'; did you mean train"),
         ("train CartPole-v1 --objective residual", 2, "argument --objective: invalid choice: 'residual' (choose from"),
-        ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", 2, "cannot be copied"),
         ("bench Hopper-v4 --steps 5", 2, "a bench has no --steps: how long it takes is --slices"),
         ("doctor model_1.pt --std 0.2", 2, "how to read the checkpoint's policy goes with --batch"),
         ("bench CartPole-v1 --slices 0", 2, "slices is 0"),

@@ -163,10 +163,9 @@ EXTRAS = {  # the modules that each extra of the package installs
 def doctor() -> dict[str, Any]:
     """Print and return the versions, cores, environments, rendering and extras of this installation."""
     from repolicy.envs import envpool_names, why_no_envpool
-    from repolicy.report.movie import libraries
 
     facts: dict[str, Any] = {**versions(), "cores": physical_cores()}
-    names, library = envpool_names(), next(filter(_renders, libraries()), "")
+    names, library = envpool_names(), renderer()
     facts["environments"] = f"Gymnasium's only, which are slower: EnvPool {why_no_envpool()}"
     if names:
         facts["environments"] = f"EnvPool's {len(names):,}, and Gymnasium's"
@@ -177,6 +176,13 @@ def doctor() -> dict[str, Any]:
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
     Terminal().facts(facts)
     return facts
+
+
+def renderer() -> str:
+    """Return the first graphics library that can draw off-screen here; empty if none can."""
+    from repolicy.report.movie import libraries
+
+    return next(filter(_renders, libraries()), "")
 
 
 def _renders(library: str) -> bool:

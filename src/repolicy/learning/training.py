@@ -133,7 +133,7 @@ def customize(
     The actor starts as a copy of the prior, with the prior's observation statistics, which stay fixed. The critic is
     new and is fitted alone for the first `settings.critic_warmup` of the steps. The run's folder gets a copy of the
     prior. A prior that cannot be copied is used as a program: the actor is first fitted to it, and to resume, the prior
-    has to be given again. Parameters that are not listed here are as in `train`.
+    has to be given again.
 
     Args:
         prior: a policy's file, a run's folder, the name of a policy that ships, a policy, the result of a run; or an
@@ -143,7 +143,12 @@ def customize(
         out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
         settings: how to train, such as `{"steps": 300_000}`; the rest is as in `customize_defaults(prior)`.
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
+        resume: continue the run in the folder, if there is one; arguments that are not given stay as they were.
+        callbacks: objects that follow the run, with the methods of `repolicy.learning.run.Callback`.
+        progress: show the live display; by default in a terminal or a notebook.
+        env_timeout: seconds after which an environment step that hangs ends the process.
         observe: the parts of a Dict observation that the policy sees; by default those that fit the prior.
+        observe_critic: the parts that the critic sees, as in `train`.
         trust: run code: a prior in TorchScript, or code that the prior's file or the resumed run names.
         std: the std of actions, for a prior that has none.
         reading: options for reading another library's file.
