@@ -221,6 +221,9 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
         (named("fc1", nn.Linear(5, 8)) | named("fc2", nn.Linear(8, 7)) | named("mu", nn.Linear(7, 2)),
          "actor=fc1+fc2+mu, activation=elu"),
         (nn.Linear(5, 2).state_dict(), ""),
+        (named("cnn.0", nn.Conv2d(4, 8, 3)) | named("cnn.2", nn.Linear(9, 7)) | named("actor", nn.Linear(7, 2)), ""),
+        (named("actor", nn.Linear(5, 2)) | {"norm.running_mean_std.running_mean": MEAN},
+         "actor=actor, activation=elu, normalizer=norm.running_mean_std, epsilon=1e-5, clip=5"),
     ],
 )  # fmt: skip
 def test_layers_of_a_module_of_ones_own_are_suggested_from_the_first_on(module: Any, layout: str) -> None:

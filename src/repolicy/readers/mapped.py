@@ -222,8 +222,8 @@ def suggest_layout(saved: Any) -> str:
     tensors = {name: tensor for name, tensor in tensors_in(saved).items() if not _has_word(name, NOT_ACTOR_WORDS)}
     modules = _linear_weights(tensors)
     actor = _likely_actor(modules)
-    if not actor or any(_has_word(name, RECURRENT_WORDS) for name in tensors):
-        return ""
+    if not actor or any(_has_word(name, RECURRENT_WORDS) or tensor.ndim > 2 for name, tensor in tensors.items()):
+        return ""  # a memory or convolutions
     inputs, width = modules[actor[0]][0].shape[1], len(modules[actor[-1]][-1])
 
     # The normalizer has a mean of the observations' size; the std is a tensor or a layer of the actions' size.
@@ -247,6 +247,8 @@ def suggest_layout(saved: Any) -> str:
         words.append(f"log_std={name}" if is_log else f"std={name}")
     words.append("activation=elu")
     words += [f"normalizer={name}" for name in normalizers[:1]]
+    if any("running_mean_std" in name for name in normalizers[:1]):  # the name in Sample Factory and rl_games
+        words += ["epsilon=1e-5", "clip=5"]
     return ", ".join(words)
 
 
