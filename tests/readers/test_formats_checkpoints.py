@@ -40,6 +40,21 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
         assert_equal(mean(described, obs), actor(groups))
 
 
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_the_biases_tell_a_log_std_that_no_settings_tell(std_type: str, tmp_path: Path) -> None:
+    """Where every std was taken as it is, the log-probabilities of one in logarithms were off by 1e11."""
+    obs = observations(5)
+    actor, groups = seen_by_rsl_rl(obs, "HeteroscedasticGaussianDistribution", std_type=std_type)
+    with torch.no_grad():
+        actor.mlp[-2].bias[2:] = torch.tensor([0.5, 0.4]) if std_type == "scalar" else torch.tensor([0.5, -0.6])
+        actor.mlp[-2].weight[2:] *= 0.1
+        actions = actor(groups, stochastic_output=True)
+        wanted = actor.get_output_log_prob(actions)
+    described = describe(saved(tmp_path / "model_3.pt", {"actor_state_dict": actor.state_dict()}))
+    assert_equal(log_prob(described, obs, actions), wanted)
+    assert any(f"is taken for a std_type of {std_type}" in note for note in described.notes)
+
+
 def normalization() -> nn.Module:
     """The normalizer that all versions share, after it has seen something."""
     module = pytest.importorskip("rsl_rl.modules").EmpiricalNormalization(5)
@@ -87,6 +102,10 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     assert describe(path, Options(file_activation="relu")).actor.activation == "relu"  # the settings may be of another
     with pytest.raises(UsageError, match="no activation 'sine'"):
         describe(path, Options(file_activation="sine"))
+    settings(tmp_path, "  activation: selu\n")
+    with pytest.raises(CannotCopyError, match="its activation is selu") as caught:
+        describe(path)
+    assert "--layout" not in str(caught.value)  # a layout names an activation, and the one of the file is not known
 
 
 CRITICS: dict[str, Callable[[], nn.Module]] = {  # another input than the actor, or a layer that cannot be copied
@@ -121,8 +140,8 @@ ONES = torch.ones
 @pytest.mark.parametrize(
     ("model", "kind", "sentence"),
     [
-        ({"memory_a.rnn.weight_ih_l0": ONES(4, 5), "std": ONES(2)}, CannotCopyError, "has a memory"),
-        ({"backbone.0.weight": ONES(4, 5)}, FileError, "no actor of rsl_rl"),
+        ({"memory_a.rnn.weight_ih_l0": ONES(4, 5), "actor.0.weight": ONES(2, 4)}, CannotCopyError, "has a memory"),
+        ({"backbone.0.weight": ONES(4, 5)}, FileError, 'no policy of a known layout.*"actor=model_state_dict.backbone'),
         ({"actor.0.weight": ONES(4, 5), "std": ONES(3)}, FileError, "size mismatch for log_std"),
         ({"actor.0.weight": ONES(4, 5), "actor.2.weight": ONES(2, 3), "std": ONES(2)}, FileError, "takes 3"),
         ({"actor.0.weight": ONES(4, 5), "actor.3.weight": ONES(2, 4), "std": ONES(2)}, CannotCopyError, "activation"),
@@ -159,9 +178,11 @@ def test_skrl(version: int, tmp_path: Path) -> None:
 
 
 # CleanRL --------------------------------------------------------------------------------------------------------------
-def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("root", ["", "model_state_dict"])
+def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(root: str, tmp_path: Path) -> None:
+    """PyTorch's own tutorial saves a state dict as model_state_dict, a name of rsl_rl's too."""
     model = Agent(5, 3)
-    path = saved(tmp_path / "model", model.state_dict())
+    path = saved(tmp_path / "model", {root: model.state_dict(), "epoch": 3} if root else model.state_dict())
     np.savez(tmp_path / "seen.npz", mean=np.arange(5.0), var=np.full(5, 0.04))
     without, described = describe(path), describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
     for each in (without, described):

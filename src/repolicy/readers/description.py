@@ -27,6 +27,10 @@ class CannotCopyError(FileError):
     """
 
 
+class UnknownActivationError(CannotCopyError):
+    """The network has an activation that Repolicy does not know, so that no --layout opens it either."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """A linear layer: `weight [outputs, inputs]` and `bias [outputs]`."""

@@ -70,7 +70,7 @@ class Layout:
 CLEANRL_PPO = Layout(
     "actor_mean", "actor_logstd", activation="tanh", library="CleanRL", kind="PPO", is_activation_fixed=True,
     modules=("actor_mean", "actor_logstd", "critic"), notes=(UNCLIPPED_NOTE,), no_statistics_note=NO_STATISTICS_NOTE,
-    roots=("model_weights", "agent", "model", "state_dict", "0", "_orig_mod", "module"),  # the last two are PyTorch's
+    roots=("model_weights", "agent", "model", "model_state_dict", "state_dict", "0", "_orig_mod", "module"),
 )  # fmt: skip
 CLEANRL_DQN = Layout(
     "network", activation="relu", library="CleanRL", kind="DQN", is_activation_fixed=True, discrete=True,

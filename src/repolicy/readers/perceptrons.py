@@ -17,6 +17,7 @@ from repolicy.readers.description import (
     Normalizer,
     Perceptron,
     Place,
+    UnknownActivationError,
 )
 from repolicy.readers.pickles import real_array
 from repolicy.text import printable
@@ -115,7 +116,7 @@ def canonical_activation(name: str) -> str:
     """Return Repolicy's name of an activation, given any of its common names."""
     plain = ACTIVATION_ALIASES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
-        raise CannotCopyError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
+        raise UnknownActivationError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
 
 

@@ -50,11 +50,14 @@ LAYOUTS = (
 
 def matches(checkpoint: Any) -> bool:
     """Return whether a checkpoint's contents are rsl_rl's."""
-    return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
+    return isinstance(checkpoint, dict) and _find_layout(checkpoint) is not None
 
 
 def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
-    layout, tensors = _find_layout(checkpoint)
+    match = _find_layout(checkpoint)
+    assert match is not None  # `matches` was asked before
+    layout, tensors = match
+    _check_modules(layout, tensors)
     agent = agent_settings(context.path)
     activation = context.activation("elu", LIBRARY, agent.get("activation"))
     actor = make_perceptron(sequential_layers(tensors, layout.actor), None, activation)
@@ -65,27 +68,29 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     return PolicyDescription(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
 
 
-def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
-    names: list[str] = []
+def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]] | None:
+    """Return the first layout whose actor the checkpoint has, and the tensors of its state dict."""
     for layout in LAYOUTS:
-        if not isinstance(checkpoint.get(layout.state), dict):
-            continue
-        tensors = tensors_of(checkpoint[layout.state])
-        names = list(tensors)
-        if any(name.startswith(("memory", "rnn")) for name in tensors):
-            raise CannotCopyError("the policy has a memory (a recurrent layer)")
-        if "mlp.weights.0" in tensors:
-            keep = "save_policy keeps repolicy.hosts.rsl_rl's to_repolicy(runner.alg.get_policy())"
-            raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")
-        if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
-            raise CannotCopyError("the policy looks at images")
-        if tensors_under(tensors, layout.actor):  # other modules may change what the actor sees
-            known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
-            others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
-            if others:
-                raise CannotCopyError(f"it has {first_names(others)}, which no policy of rsl_rl's own has")
+        state = checkpoint.get(layout.state)
+        tensors = tensors_of(state) if isinstance(state, dict) else {}
+        if tensors_under(tensors, layout.actor):
             return layout, tensors
-    raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {first_names(names)}")
+    return None
+
+
+def _check_modules(layout: Layout, tensors: dict[str, Array]) -> None:
+    """Raise a CannotCopyError if the policy has modules beside its layers that change what it does."""
+    if any(name.startswith(("memory", "rnn")) for name in tensors):
+        raise CannotCopyError("the policy has a memory (a recurrent layer)")
+    if "mlp.weights.0" in tensors:
+        keep = "save_policy keeps repolicy.hosts.rsl_rl's to_repolicy(runner.alg.get_policy())"
+        raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")
+    if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
+        raise CannotCopyError("the policy looks at images")
+    known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
+    others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
+    if others:
+        raise CannotCopyError(f"it has {first_names(others)}, which no policy of rsl_rl's own has")
 
 
 def _std(
@@ -105,9 +110,10 @@ def _std(
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     means, raw = actor.split_output()
     std_type = agent.get("std_type", agent.get("noise_std_type"))
+    if not std_type:  # a std itself begins at biases above 0
+        std_type = "scalar" if np.all(raw.bias > 0.0) else "log"
+        context.notes.append(f"by its biases, the second half of the last layer is taken for a std_type of {std_type}")
     link = "exp" if std_type == "log" else "identity"
-    if not std_type:
-        context.notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
         context.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
     return Std("head", raw, link, *_limits(link, agent)), means
