@@ -300,7 +300,7 @@ ROOMS = [
     Mutant("evaluation.py", "rollout.actions.square().mean(-1)", "rollout.actions.square().sum(-1)", GENERATIVE, "the square of noise grows with its size"),
     Mutant("prepare/generative.py", "(scale * std - MIN_STD)", "(scale * torch.ones_like(std) - MIN_STD)", UNTRAINED, "noise of scale 1 is not the prior's"),
     Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", UNTRAINED, "the worst of some draws is taken"),
-    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", UNTRAINED, "steps of copies are not counted"),
+    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * evaluation", "decisions += evaluation", UNTRAINED, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "(file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256", "(file := PolicyFile(path))", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "decoder_bytes(parse_env_name(worker.request.env).decoder)", 'b""', GENERATIVE, "a policy's file without its decoder"),

@@ -92,6 +92,12 @@ class Evaluation:
     steps: Steps | None = None
 
     @property
+    def environment_steps(self) -> int:
+        """The number of steps of all environments, of a generative policy decisions; each has one episode."""
+        assert self.steps is not None
+        return self.steps.rewards.size
+
+    @property
     def action(self) -> str:
         """The kind of action, a key of `ACTIONS`."""
         return "mean" if self.deterministic else "sampled"

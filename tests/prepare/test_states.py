@@ -208,11 +208,22 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("evaluated", "price", "keep", "limits"),
-    [(2, 0.5, None, ()), (2, 0.0, 0.9, ("stay_near>=-9",)), (0, 0.5, None, ("stay_near>=-9",))],
+    ("init", "evaluated", "price", "keep", "limits"),
+    [
+        ("copy", 2, 0.5, None, ()),
+        ("copy", 2, 0.0, 0.9, ("stay_near>=-9",)),
+        ("copy", 0, 0.5, None, ("stay_near>=-9",)),
+        ("clone", 2, 0.0, None, ()),
+    ],
 )
 def test_every_step_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: int, price: float, keep: float | None, limits: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    init: str,
+    evaluated: int,
+    price: float,
+    keep: float | None,
+    limits: Any,
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
     taken, step = [], GymnasiumEnvs.step
@@ -232,7 +243,7 @@ def test_every_step_is_counted(
     prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Listening()
     customize(
         prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny("Endless"),
-        callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits],
+        callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
     assert sentence.startswith(f"{sum(taken):,} steps of the environment in all: ")
@@ -240,6 +251,7 @@ def test_every_step_is_counted(
     assert ("for evaluations" in sentence) == (evaluated > 0)
     assert ("to measure what is held" in sentence) == bool(keep or limits)
     assert ("for the prior's states" in sentence) == (price > 0)
+    assert ("to fit the actor" in sentence) == (init == "clone")
 
 
 def test_an_episode_whose_limit_nobody_tells_is_as_long_as_it_was() -> None:

@@ -239,7 +239,8 @@ def _prepare_start(
     notes += decision.notes
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
-        spending = estimate_spending(request, decision.steps, length, untrained, start.trials)
+        fitting = prior.card["clone_of"]["steps"] if start.scoring_prior is not None else 0
+        spending = estimate_spending(request, decision.steps, length, untrained, start.trials, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))
     return start, request
 

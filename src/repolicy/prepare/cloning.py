@@ -63,7 +63,10 @@ def clone(
         policy, steps = fit_clone(prior, env, settings)
         comparison = compare_clone(prior, policy, env, settings)
     say(comparison.sentence(name_of(prior)))
-    card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
+    card = {
+        "which": "clone",
+        "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps + comparison.steps},
+    }
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card)
 
 
@@ -196,6 +199,7 @@ class CloneComparison:
     clone_return: tuple[float, float] | None  # mean and std of the basic return; None without a reward
     prior_return: tuple[float, float] | None  # also None for a prior that cannot act
     episodes: int
+    steps: int  # of the environment
 
     def as_dict(self) -> dict[str, Any]:
         content = {"kl": self.kl, "episodes": self.episodes}
@@ -225,13 +229,15 @@ def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Setti
     episodes = settings.evaluation_episodes or COMPARISON_EPISODES
     how: dict[str, Any] = {"seed": settings.seed, "backend": settings.backend, "longest": MAX_EPISODE_STEPS}
     how |= {"prior": prior, "deterministic": False}
-    evaluation = evaluate(policy, env, episodes, **how)
-    prior_return = (
-        None if isinstance(prior, ScoredPrior) else return_mean_and_std(evaluate(prior, env, episodes, **how))
-    )
+    evaluations = [
+        evaluate(agent, env, episodes, **how) for agent in (policy, prior) if not isinstance(agent, ScoredPrior)
+    ]
+    evaluation = evaluations[0]
     assert evaluation.log_prior is not None
     kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
-    return CloneComparison(kl, return_mean_and_std(evaluation), prior_return, episodes)
+    prior_return = return_mean_and_std(evaluations[1]) if len(evaluations) > 1 else None
+    steps = sum(each.environment_steps for each in evaluations)
+    return CloneComparison(kl, return_mean_and_std(evaluation), prior_return, episodes, steps)
 
 
 def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:

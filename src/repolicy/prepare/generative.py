@@ -151,7 +151,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
         )
         evaluations.append(evaluation)
         notes.append(f"noise of scale {scale:g}: {_format_rewards(evaluation)}")
-    decisions = sum(_decision_count(each) for each in evaluations)
+    decisions = sum(each.environment_steps for each in evaluations)
 
     label = f"the best of {BEST_OF_DRAWS} by the wish"
     try:
@@ -164,7 +164,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
         episodes = min(EPISODES, MAX_COPY_STEPS // copy_steps)
         evaluation = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=weighted, seed=seed)
         notes.append(f"{label}: {_format_rewards(evaluation)}")
-        decisions += (BEST_OF_DRAWS + 1) * _decision_count(evaluation)
+        decisions += (BEST_OF_DRAWS + 1) * evaluation.environment_steps
     except UsageError as error:
         notes.append(f"{label} is not known: {error}")
     return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], decisions
@@ -215,12 +215,6 @@ def check_copyable(env: str, addon: Addon) -> None:
     parsed.check_copyable()
     with closing(make_one_env(env)) as made, in_one_sentence(f"{env_id} cannot be copied", UsageError):
         check_copies(made, env_id)
-
-
-def _decision_count(evaluation: Evaluation) -> int:
-    """Return the number of decisions in all environments of an evaluation; each environment has one episode."""
-    assert evaluation.steps is not None
-    return evaluation.steps.rewards.size
 
 
 def _format_rewards(evaluation: Evaluation) -> str:

@@ -13,12 +13,18 @@ RETURN_EPISODES = 32  # episodes that measure the return of a policy
 
 
 def estimate_spending(
-    request: Request, weights_steps: int = 0, length: float = EPISODE_CAP, untrained_steps: int = 0, trials: int = 1
+    request: Request,
+    weights_steps: int = 0,
+    length: float = EPISODE_CAP,
+    untrained_steps: int = 0,
+    trials: int = 1,
+    fitting_steps: int = 0,
 ) -> dict[str, int]:
     """Return upper bounds on a run's environment steps by purpose; for a generative policy, on its decisions.
 
-    `weights_steps` and `untrained_steps` were taken already: to find the weights, and to evaluate without training.
-    `trials` is the number of trial rollouts, and `length` the episode length where the environment has no time limit.
+    `weights_steps`, `untrained_steps` and `fitting_steps` were taken already: to find the weights, to evaluate without
+    training, and to fit the actor to a prior that cannot be copied. `trials` is the number of trial rollouts, and
+    `length` the episode length where the environment has no time limit.
     """
     settings = request.settings
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
@@ -31,6 +37,7 @@ def estimate_spending(
     if settings.keep:
         limit_steps += 3 * RETURN_EPISODES * longest  # of the prior before and after the run, and of its policy
     return {
+        "to fit the actor": fitting_steps,
         "to try the wish": weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + FINGERPRINT_STEPS),
         "to find the weights": weights_steps,
         "without training": untrained_steps,
