@@ -27,6 +27,13 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
         runner(algorithm=residual(str(path)), actor={"hidden_dims": [5]})
 
 
+def test_of_a_prior_without_settings_it_is_said_which_groups_and_images_are_assumed(
+    tmp_path: Path, capsys: Any
+) -> None:
+    runner("cnn", residual(str(checkpoint(tmp_path, "cnn"))))
+    assert "Tanh and policy, camera, the actor's, are assumed" in capsys.readouterr().out
+
+
 def test_a_prior_that_was_trained_with_other_settings_is_refused(tmp_path: Path, capsys: Any) -> None:
     """Isaac Lab and mjlab write them beside the checkpoints; where nobody does, that is said."""
     path = str(checkpoint(tmp_path))

@@ -114,7 +114,8 @@ def check_trained_alike(actor: Any, path: Path) -> None:
     module, groups = type(actor.mlp[1]), [*actor.obs_groups]
     if not agent:
         untold = "does not say which activation its network has, nor which observation groups it saw"
-        print(f"ResidualPPO: {path} {untold}: {module.__name__} and {', '.join(groups)}, the actor's, are assumed")
+        inputs = ", ".join([*groups, *getattr(actor, "obs_groups_2d", [])])  # the latter are images
+        print(f"ResidualPPO: {path} {untold}: {module.__name__} and {inputs}, the actor's, are assumed")
         return
     remedy = "give the actor the settings in the prior's params/agent.yaml"
     seen = parse_list(agent.get("actor", agent.get("student", "")))  # a student is of rsl_rl's distillation
