@@ -14,7 +14,8 @@ from runners import POLICY_ACTOR, Algorithm, checkpoint, collected, residual, ru
 pytest.importorskip("rsl_rl")
 import two_processes
 from rsl_rl.algorithms import PPO
-from runner_envs import NETWORKS, OURS, SIZE, Drift
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 from tensordict import TensorDict
 
 from repolicy import save_policy
@@ -213,6 +214,17 @@ def test_two_processes_end_in_the_same_policy(tmp_path: Path) -> None:
         ours, theirs = two_processes.main(0, meeting), other.result(timeout=120)
     assert ours == theirs
     assert "omega" in ours
+
+
+@pytest.mark.parametrize(("count", "steps", "learnt_from"), [(100, 100, 99), (4, 600, 4)])
+def test_beside_a_memory_the_usual_minibatches_leave_hardly_an_environment_out(
+    count: int, steps: int, learnt_from: int
+) -> None:
+    named = settings("lstm", num_steps_per_env=steps)
+    named["algorithm"] = {"class_name": OURS, "prior": two_processes.Push(), "omega": 0.3, "alpha": 0.2}
+    ours = OnPolicyRunner(Drift(count), named, None, "cpu")
+    minibatches = collected(ours).recurrent_mini_batch_generator(ours.alg.num_mini_batches, 1)
+    assert sum(batch.actions.shape[1] for batch in minibatches) == learnt_from
 
 
 def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:

@@ -97,8 +97,9 @@ class ResidualPPO(PPO):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         if customizes:
             warn_about_settings(host)
-            self.adapts = "schedule" not in host and not (actor.is_recurrent or critic.is_recurrent)
-            host = _default_settings(actor, storage) | host
+            is_recurrent = actor.is_recurrent or critic.is_recurrent
+            self.adapts = "schedule" not in host and not is_recurrent
+            host = _default_settings(actor, storage, is_recurrent) | host
         super().__init__(actor, critic, storage, device=device, **host)
         self.flat_observations = partial(flattened, groups=actor.obs_groups)
         if self.adapts:
@@ -343,13 +344,17 @@ def warn_about_settings(host: Mapping[str, Any]) -> None:
         print("ResidualPPO: symmetry_cfg needs a prior that is symmetric itself: leave it out beside any other")
 
 
-def _default_settings(actor: Any, storage: Any) -> dict[str, Any]:
+def _default_settings(actor: Any, storage: Any, is_recurrent: bool) -> dict[str, Any]:
     """Return the engine's settings for customizing, by rsl_rl's names."""
     usual = settings_for_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
     samples = storage.num_envs * storage.num_transitions_per_env
+    minibatches = max(1, round(samples / usual.minibatch))
+    if is_recurrent:  # then a minibatch is of whole environments, and rsl_rl leaves out those that are over
+        envs_each = max(1, round(storage.num_envs / minibatches))
+        minibatches = storage.num_envs // envs_each
     return {
         "num_learning_epochs": usual.epochs,
-        "num_mini_batches": max(1, round(samples / usual.minibatch)),
+        "num_mini_batches": minibatches,
         "gamma": usual.gamma,
         "learning_rate": usual.learning_rate,
         "schedule": "fixed",
