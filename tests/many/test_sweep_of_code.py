@@ -49,5 +49,5 @@ def test_each_point_is_the_run_that_customize_makes_alone(tmp_path: Path, monkey
     assert f"{PRIOR} --env" in longer
     assert "--std 0.4" in longer
     for another, std in ((f"{__file__}:hasty", 0.4), (PRIOR, 0.3)):
-        with pytest.raises(UsageError, match="the prior is another"):
+        with pytest.raises(UsageError, match="prior was .* and is now"):
             sweep(another, WISH, [1.0], out=folder.path, resume=True, reading=Options(std=std))

@@ -217,6 +217,7 @@ def _prepare_start(
         notes.clear()
 
     # The actor starts as a copy of the prior, as a policy fitted to it, or as another policy.
+    was_fitted = folder.prior.exists()  # before, by a sweep or by this run
     start = start.fit_clone(request.env, request.settings, folder.prior, say)
     start.check_not_a_clone(folder.prior)
     if init not in INITS:
@@ -239,7 +240,7 @@ def _prepare_start(
     notes += decision.notes
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
-        fitting = prior.card["clone_of"]["steps"] if start.scoring_prior is not None else 0
+        fitting = 0 if was_fitted or start.scoring_prior is None else prior.card["clone_of"]["steps"]
         spending = estimate_spending(request, decision.steps, length, untrained, start.trials, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))
     return start, request

@@ -81,9 +81,8 @@ class SweepFolder:
         if content is not None:
             omegas = sorted_omegas({*content["omegas"], *omegas})
             stored, wanted = content["request"], json.loads(json.dumps(request))
-            changes = list(describe_changes(stored | {"prior": wanted["prior"]}, wanted))
-            words = [[word for word in each.get("prior", []) if word != "--trust"] for each in (stored, wanted)]
-            if read_bytes(self.prior) != prior or words[0] != words[1]:
+            changes = list(describe_changes(_with_prior_in_words(stored), _with_prior_in_words(wanted)))
+            if read_bytes(self.prior) != prior:
                 changes.append("the prior is another")
             if changes:
                 raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
@@ -97,6 +96,11 @@ class SweepFolder:
         write_json(self.content, content | {"episodes": episodes})
         write_json(self.settings, request["settings"])  # each time, as the user may have edited it
         return omegas
+
+
+def _with_prior_in_words(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request with its prior as one text, without `--trust`, which makes no other prior."""
+    return request | {"prior": " ".join(word for word in request.get("prior", []) if word != "--trust")}
 
 
 def sorted_omegas(omegas: Collection[float]) -> list[float]:
