@@ -221,7 +221,9 @@ def test_skrls_off_policy_agents(deterministic: bool, tmp_path: Path) -> None:
 def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: Path) -> None:
     network = stirred(mlp((5, 8, 3), nn.ELU))
     path = saved(tmp_path / "agent.pt", {"policy": named("net", network), "value": {}})
-    with pytest.raises(CannotCopyError, match=r'discrete=yes for choices.*--layout "actor=policy.net, activation=elu"'):
+    with pytest.raises(
+        CannotCopyError, match=r'discrete=yes for choices.*--layout "actor=policy.net, activation=NAME"'
+    ):
         describe(path)
     obs = observations(5)
     with torch.no_grad():

@@ -245,7 +245,7 @@ def suggest_layout(saved: Any) -> str:
         name, values = next(iter(stds.items()))
         is_log = "log" in name.lower() or bool((values <= 0.0).any())
         words.append(f"log_std={name}" if is_log else f"std={name}")
-    words.append("activation=elu")
+    words.append("activation=NAME")
     words += [f"normalizer={name}" for name in normalizers[:1]]
     if any("running_mean_std" in name for name in normalizers[:1]):  # the name in Sample Factory and rl_games
         words += ["epsilon=1e-5", "clip=5"]
