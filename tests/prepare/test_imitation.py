@@ -89,6 +89,18 @@ def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(tmp_pat
     assert std.tolist() == pytest.approx([0.05, 0.05], rel=0.15)
 
 
+@pytest.mark.parametrize("state_std", [False, True])
+def test_an_action_in_hundreds_is_learned_beside_one_within_1(tmp_path: Path, state_std: bool) -> None:
+    generator = np.random.default_rng(0)
+    states, units = generator.normal(size=(ROWS, 1)), torch.tensor([0.2, 200.0])
+    actions = units.numpy() * (states + 0.3 * generator.normal(size=(ROWS, 2)))
+    np.savez(tmp_path / "d.npz", observations=states, actions=actions)
+    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(16,), state_std=state_std).policy
+    likeliest = policy(torch.tensor([[-1.0], [1.0]]))
+    np.testing.assert_allclose(likeliest.mean / units, [[-1.0, -1.0], [1.0, 1.0]], atol=0.1)
+    np.testing.assert_allclose(likeliest.log_std.exp().expand(2, 2) / units, 0.3, rtol=0.1)
+
+
 def test_actions_that_tell_no_width_are_noticed(tmp_path: Path) -> None:
     states = np.random.default_rng(5).normal(size=(120, 2))
     np.savez(tmp_path / "d.npz", observations=states, actions=np.full((120, 1), 0.3))

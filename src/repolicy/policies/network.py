@@ -169,22 +169,26 @@ BETA_MEAN, BETA_VAR = 0.9, 0.999
 
 def adam_step(
     values: Tensor, gradient: Tensor, mean: Tensor, var: Tensor, *,
-    steps: int, rate: float, epsilon: float, quick: slice = slice(0, 0), factor: float = 1.0,
+    steps: int, rate: float, epsilon: float, quick: slice = slice(0, 0), factor: float | Tensor = 1.0,
 ) -> None:  # fmt: skip
     """Take step number `steps`: update the values and both moments in place. `quick` has `factor` times the rate."""
     mean.lerp_(gradient, 1.0 - BETA_MEAN)
     var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
     scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(epsilon)
-    if factor != 1.0:
+    if isinstance(factor, Tensor) or factor != 1.0:
         scale[quick].div_(factor)
     values.addcdiv_(mean, scale, value=-rate / (1.0 - BETA_MEAN**steps))
 
 
 class Adam:
-    """An optimizer of parameters; the `quick` ones have `factor` times the learning rate."""
+    """An optimizer of parameters; the `quick` ones have `factor` times the learning rate, a number or one for each."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], rate: float, quick: Iterable[nn.Parameter] = (), factor: float = 1.0
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+        quick: Iterable[nn.Parameter] = (),
+        factor: float | Tensor = 1.0,
     ) -> None:
         ordinary = list(parameters)
         self.rate, self._factor, self._steps = rate, factor, 0

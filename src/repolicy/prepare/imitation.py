@@ -1,5 +1,6 @@
 """Fit a prior to recorded observations and actions by maximum likelihood: a policy with a std, or one of choices."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,8 +64,12 @@ def imitate(
     policy = make_policy(_spec(demonstrations, actions, hidden, state_std), seed)
     samples = Samples(demonstrations.observations, targets)
     initialize_from_samples(policy, samples)
-    if policy.log_std is not None:
-        policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
+    if not demonstrations.discrete:
+        log_std = demonstrations.actions.std(0).clamp_min(1e-3).log()
+        if policy.log_std is None:
+            policy.network.biases[-1].data[policy.actions.width :] = log_std - math.log(policy.spec.initial_std)
+        else:
+            policy.log_std.data.copy_(log_std)
     result = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
     policy.requires_grad_(False)
     say(

@@ -16,6 +16,7 @@ from repolicy.readers.reading import MIN_STD, Options
 
 BLOCKS, HELD_OUT_BLOCKS = 20, 2  # whole blocks of consecutive rows are held out, because neighbors are nearly equal
 MAX_MINIBATCH, MIN_STEPS = 512, 50  # rows of a step, and steps of an epoch
+STD_SPEED = 10.0  # the factor of the learning rate for a std that does not depend on the state
 LEARNING_RATE, MAX_CUTS = 1e-3, 2  # each cut divides the learning rate by 3; the fit ends where another would follow
 PATIENCE, MIN_GAIN = 3, 1e-3  # the learning rate is cut after this number of epochs without this gain in nats
 MAX_EPOCHS = 200
@@ -83,8 +84,7 @@ def fit(
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
     is_held_out = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT_BLOCKS])
     training, held_out = samples.rows(~is_held_out), samples.rows(is_held_out)
-    stds = [] if policy.log_std is None else [policy.log_std]
-    adam = Adam(policy.network.parameters(), LEARNING_RATE, quick=stds, factor=10.0)
+    adam = _make_optimizer(policy, samples.actions)
     minibatch = max(16, min(MAX_MINIBATCH, len(training.actions) // MIN_STEPS))
     best, highest = copy.deepcopy(policy.state_dict()), mean_log_likelihood(policy, held_out)
     reference = highest  # the held-out log-likelihood from which the next gain is measured
@@ -106,6 +106,25 @@ def fit(
             adam.rate /= 3.0
     policy.load_state_dict(best)
     return FitResult(mean_log_likelihood(policy, training), highest, epoch, len(samples.actions))
+
+
+def _make_optimizer(policy: Policy, actions: Tensor) -> Adam:
+    """Return the optimizer of a fit: the last layer learns as much faster as the actions' std is above 1.
+
+    Adam's steps are equally long for all weights, and a mean in hundreds would never be reached beside one within ±1.
+    """
+    weight, bias = policy.network.weights[-1], policy.network.biases[-1]
+    others = [
+        parameter for parameter in policy.network.parameters() if parameter is not weight and parameter is not bias
+    ]
+    factor = torch.ones(len(bias))
+    if policy.actions.kind == "continuous":
+        factor[: policy.actions.width] = actions.std(0).clamp_min(1.0)
+    quick, factors = [weight, bias], [factor.repeat_interleave(weight.shape[1]), factor]
+    if policy.log_std is not None:
+        quick.append(policy.log_std)
+        factors.append(torch.full((policy.log_std.numel(),), STD_SPEED))
+    return Adam(others, LEARNING_RATE, quick, torch.cat(factors))
 
 
 @torch.no_grad()
