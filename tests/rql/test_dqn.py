@@ -231,9 +231,9 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
 
 
-@pytest.mark.parametrize("changed", [{"activation": "gelu"}, {"norms": ("", "after")}])
+@pytest.mark.parametrize("changed", [{"activation": "gelu"}, {"norms": ("", "after")}, {"hidden": ()}])
 def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="ResidualDQN takes a prior of .* and without LayerNorms"):
+    with pytest.raises(UsageError, match="ResidualDQN takes a prior with hidden layers of .* and without LayerNorms"):
         ResidualDQN(Walk(), RESIDUAL, wild_prior(**changed), Settings(hidden=(8, 8)))
 
 

@@ -108,8 +108,9 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that `as_policy` can merge both networks
             activation, bound = self.prior.network.activation, self.prior.spec.observation_bound
             depth = len(self.prior.spec.hidden)
-            if activation not in ACTIVATION_MODULES or self.prior.spec.norms:
-                raise UsageError(f"ResidualDQN takes a prior of {', '.join(ACTIVATION_MODULES)} and without LayerNorms")
+            if activation not in ACTIVATION_MODULES or self.prior.spec.norms or not depth:
+                layers = f"hidden layers of {', '.join(ACTIVATION_MODULES)}"
+                raise UsageError(f"ResidualDQN takes a prior with {layers} and without LayerNorms")
             if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
         self._spec = PolicySpec(
