@@ -31,7 +31,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.prepare import cloning
 from repolicy.prepare.cloning import compare_clone, fit_clone, score_loss
-from repolicy.priors.fitting import Samples
+from repolicy.priors.fitting import Samples, fit_normalizer
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, wrap_prior
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
@@ -354,3 +354,11 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), file
         assert header["card"].get("clone_of") or header["card"]["prior_is"]
+
+
+def test_a_constant_observation_that_later_moves_a_little_moves_the_action_a_little() -> None:
+    policy = Policy(PolicySpec(2, ActionSpace("continuous", (1,)), hidden=(8,)))
+    varying = torch.randn(1_000, 1, generator=torch.Generator().manual_seed(0))
+    fit_normalizer(policy, torch.cat([varying, torch.full_like(varying, 1000.1)], 1))
+    normalized = policy.normalizer(torch.tensor([[0.0, 1000.1], [0.0, 1000.6]]))
+    assert normalized[:, 1].tolist() == pytest.approx([0.0, 0.5], abs=1e-3)
