@@ -73,7 +73,7 @@ ROOMS = [
     Mutant("prepare/weights.py", "return weight if length", "return 1.0 if length", WORTH, "states without omega"),
     Mutant("prepare/weights.py", "omega = max(", "omega = min(", WORTH, "noise may cost more of one reward"),
     Mutant("prepare/weights.py", "if worths.basic in worths.known", "if worths.basic", WORTH, "states by a chance"),
-    Mutant("prepare/worth.py", "or not likely or", "or", WORTH, "a worth is sought where nothing speaks for one"),
+    Mutant("prepare/worth.py", "or not is_possible or", "or", WORTH, "a worth is sought where nothing speaks for one"),
     Mutant("prepare/worth.py", "+ episodes * len(rounds)  #", "  #", WORTH, "the same episodes count again and again"),
     Mutant("learning/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", PPO, "time limits treated as termination"),
     Mutant("learning/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", PPO, "advantages leak across time limits"),

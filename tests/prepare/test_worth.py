@@ -253,8 +253,10 @@ def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
     assert often.basic.value == pytest.approx(2 / 16, abs=3 * often.basic.error)  # 20 · (1/16) over 20 / 2 nats
 
 
-@pytest.mark.parametrize(("cost", "rounds"), [(0.05, 1), (0.4, 2)])
-def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyPatch, cost: float, rounds: int) -> None:
+@pytest.mark.parametrize(("cost", "rounds"), [(-0.4, 1), (-0.05, 16), (0.05, 16), (0.4, 2)])
+def test_a_worth_is_sought_until_it_is_known_or_looks_negative(
+    monkeypatch: pytest.MonkeyPatch, cost: float, rounds: int
+) -> None:
     """Half the episodes bring 2 more, which is an error of 0.25 in a round's difference and of 0.18 in that of two."""
     each = np.tile([0.0, 2.0], WORTH_EPISODES // 2)
 
