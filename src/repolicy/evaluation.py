@@ -34,17 +34,10 @@ from repolicy.envs import (
     open_policy_in_env,
     parse_env_name,
     place_prior,
+    resolve_backend,
 )
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import (
-    Agent,
-    ConditionedPolicy,
-    EnvAwareAgent,
-    Policy,
-    Prior,
-    check_has_log_prob,
-    with_torch_defaults,
-)
+from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, check_has_log_prob, with_torch_defaults
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import format_count
@@ -254,12 +247,6 @@ def check_is_agent(thing: object, what: str) -> None:
         if hasattr(thing, "folder"):  # a run's result
             remedy = "take its .folder, which names environment and add-on too, or its .policy"
         raise UsageError(f"{what} is a {type(thing).__name__}, and no policy; {remedy}")
-
-
-def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
-    """Return the backend; for "auto", that of the environments that a planner among the agents copies."""
-    planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
-    return next(planners, backend) if backend == "auto" else backend
 
 
 @torch.no_grad()

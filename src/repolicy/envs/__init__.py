@@ -11,6 +11,7 @@ from repolicy.envs.making import (
     open_policy_in_env,
     place_prior,
     probe_env,
+    resolve_backend,
     with_observation_roles,
     wrap_decoder,
 )

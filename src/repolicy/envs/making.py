@@ -13,7 +13,7 @@ from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
-from repolicy.policies import ActionSpace, Agent, ConditionedPolicy
+from repolicy.policies import ActionSpace, Agent, ConditionedPolicy, EnvAwareAgent
 from repolicy.priors import (
     DecoderSpec,
     MeanPrior,
@@ -179,3 +179,9 @@ def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
         raise UsageError(f"{what} takes observations of {agent.observation_size} numbers, but {gives}")
     if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")
+
+
+def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
+    """Return the backend; for "auto", that of the environments that a planner among the agents copies."""
+    planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
+    return next(planners, backend) if backend == "auto" else backend

@@ -29,10 +29,11 @@ from repolicy.envs import (
     parse_env_name,
     place_prior,
     probe_env,
+    resolve_backend,
     with_observed_keys_of,
 )
 from repolicy.errors import NumericError, UsageError, check_counts
-from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, resolve_backend, run_episodes
+from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, run_episodes
 from repolicy.many.bets import (
     VERDICT_ORDER,
     Verdict,
