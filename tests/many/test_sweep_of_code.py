@@ -34,11 +34,16 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
     return -np.square(np.asarray(actions, float)[..., 0])
 
 
-def test_each_point_is_the_run_that_customize_makes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_point_is_the_run_that_customize_makes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It begins with the sweep's clone, which is the one that the run would fit, and is scored by the prior itself."""
     point_jobs_replaced(monkeypatch, lambda job: main(list(job.program[job.program.index("repolicy") + 1 :])))
     reading, folder = Options(std=0.4), SweepFolder(tmp_path / "sweep")
     swept = sweep(PRIOR, WISH, [0.3], 0.1, folder.path, SMALL, states=0.0, env=ENV, reading=reading, episodes=2)
+    of_point = capsys.readouterr().err
+    assert "to train" in of_point
+    assert "fit" not in of_point  # it has the sweep's clone, and counts no steps for it
     customize(PRIOR, WISH, residual(0.3, 0.1), tmp_path / "run", SMALL, env=ENV, reading=reading)
     tensors, _ = read(swept.points[0].policy, "policy")
     expected, _ = read(tmp_path / "run" / "policy.safetensors", "policy")

@@ -24,7 +24,7 @@ from repolicy.priors import (
     saved_policy_bytes,
 )
 from repolicy.readers.reading import Options
-from repolicy.runs import Result, Settings, validate_settings
+from repolicy.runs import Result, Settings, command_options, validate_settings
 
 INITS = ("auto", "copy", "clone")  # any other value of `init` is the file of the policy that the actor starts as
 
@@ -95,11 +95,8 @@ class Start:
         """Return the words that name a prior that is run on a command line; none where it is copied."""
         if self.source is None:
             return []
-        words = [self.source["prior"], *(["--trust"] if self.source["trust"] else [])]
-        for name, value in self.source["options"].items():
-            if value is not None:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        return words
+        trust = ["--trust"] if self.source["trust"] else []
+        return [self.source["prior"], *trust, *command_options(Options(**self.source["options"]), Options())]
 
     @property
     def checksums(self) -> tuple[str, str]:
