@@ -220,9 +220,12 @@ def _request(
 ) -> Request:
     """Return the request of a run. Without an add-on, an objective that reads one reads `info["addon_reward"]`."""
     check_env(addons, env)
-    if settings.steps <= settings.warmup:
-        problem = f"warmup is {settings.warmup:,}, so nothing would be learned in {settings.steps:,} steps"
-        raise UsageError(f"{problem}: take more steps, or a shorter warmup")
+    first = max(settings.warmup + 1, settings.train_every)
+    if settings.steps < first:
+        problem = (
+            f"the first gradient step comes after {first:,} steps, so nothing would be learned in {settings.steps:,}"
+        )
+        raise UsageError(f"{problem}: take more steps, or a smaller warmup and train_every")
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     if objective.reads_addon:
