@@ -191,10 +191,18 @@ def never(observations: Any, actions: Any, next_observations: Any, info: Any) ->
 
 
 def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
-    found = compare(GOOD, GOOD, QUADRATIC, addon=never, episodes=50)
-    assert found.verdict == "cannot tell"
-    assert "add-on has a mean of 0, of which no share is a margin: name a number" in found.sentences()[-1]
-    assert "mean of 0" not in str(compare(GOOD, GOOD, QUADRATIC, 0.1, addon=never, episodes=50))
+    rows = [replace(judge(np.zeros(400), np.zeros(400)), low=low) for low in (-0.1, -np.inf)]
+    found, always = (Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[2:] for row in rows)
+    assert found == ["return has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"]
+    assert always[0].startswith("return has a mean of 0 for both and no interval: if it is always 0, leave it out")
+
+
+def test_what_is_always_0_is_told_whatever_the_margin() -> None:
+    """No number helps, as nothing shows how much of it an episode can lose."""
+    for margin in ("5%", 0.1):
+        found = compare(GOOD, GOOD, QUADRATIC, margin, addon=never, episodes=50)
+        assert found.verdict == "cannot tell"
+        assert "add-on has a mean of 0 for both and no interval" in found.sentences()[-1]
 
 
 OTHERS = count()

@@ -9,8 +9,8 @@ from compared import BAD, GOOD, a_file
 from tiny_envs import LinearQuadratic
 
 from repolicy.errors import UsageError
-from repolicy.many.comparing import compare
-from repolicy.many.varying import compare_around, parse_variation
+from repolicy.many.comparing import Comparison, QuantityComparison, compare
+from repolicy.many.varying import Place, VariedComparison, compare_around, parse_variation
 from repolicy.priors import opening
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report.compare_page import write_compare_report
@@ -51,7 +51,7 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     place = around.places[7]
     assert place.options == {"wires": 0.625, "push": 0.5}
     assert place.comparison == compare(GOOD, GOOD, place.comparison.env, "0.5", episodes=2, error=0.01)
-    assert "probability of at most 25%" in around.sentences[1]
+    assert "each of the verdicts is wrong with a probability of at most 25%" in around.sentences[1]
     assert around.tables[0][0] == ["place", "verdict", "what", *around.tables[1][0][2:]]
     assert [around.tables[1][0][-1], replace(place.comparison, error=0.002).tables[0][0][-1]] == [
         "98% interval", "99.6% interval"
@@ -59,6 +59,21 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
     assert page.count("+0.0%") == 25
     assert "Of the places: cannot tell at 25" in page
+
+
+def test_a_place_shows_what_is_worst_there_and_not_a_larger_loss_that_may_be_chance(tmp_path: Path) -> None:
+    worse = QuantityComparison("basic_reward", 100.0, 92.0, -9.0, -7.0, "worse")
+    chance = QuantityComparison("addon_reward", 10.0, 8.0, -6.0, 2.0, "cannot tell")
+    none = QuantityComparison("basic_reward", 0.0, 3.0, 2.5, 3.5, "better")
+    places = [
+        Place({"wires": one, "push": other}, Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": rows}))
+        for one, other, rows in ((0.0, 0.0, [worse, chance]), (0.0, 1.0, [none]))
+    ]
+    around = VariedComparison(places)
+    assert [row[1:4] for row in around.table[1]] == [["worse", "return", "100.0"], ["better", "return", "0.00"]]
+    page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
+    assert "worse, −8.0%" in page
+    assert "better, +3.00" in page  # of a mean of 0 there is no share
 
 
 def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

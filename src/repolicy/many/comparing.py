@@ -154,14 +154,20 @@ class Comparison:
         lines = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {deciding}; the margin is {self.margin}",
             f"{format_count(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
-            f"{format_count(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
+            f"{format_count(self.rounds, 'round')}; each of the verdicts is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
         if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
             lines.append(f"--episodes is too low: even two equal policies take {self.fewest_episodes:,} or more")
-        without_margin = [row.title for row in self.deciding_rows if self.margin.endswith("%") and row.old == 0.0]
-        problem = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
-        return [*lines, *(f"{title} {problem}" for title in without_margin)]
+        for row in self.deciding_rows:
+            if row.old == row.new == 0.0 and not math.isfinite(row.low):
+                problem = "has a mean of 0 for both and no interval: if it is always 0, leave it out"
+                lines.append(f"{row.title} {problem} (--addon names others, and a reward of NaN is none)")
+            elif row.old == 0.0 and self.margin.endswith("%"):
+                lines.append(
+                    f"{row.title} has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+                )
+        return lines
 
     @property
     def tables(self) -> list[Table]:

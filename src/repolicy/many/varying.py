@@ -59,9 +59,9 @@ class Place:
         return ", ".join(f"{name} = {value:g}" for name, value in self.options.items()) or "as it is"
 
     @property
-    def largest_loss(self) -> QuantityComparison:
-        """The deciding quantity with the largest loss."""
-        return max(self.comparison.deciding_rows, key=lambda row: row.loss)
+    def worst_row(self) -> QuantityComparison:
+        """The deciding quantity with the worst verdict; among those, the one with the largest loss."""
+        return max(self.comparison.deciding_rows, key=lambda row: (-VERDICT_ORDER.index(row.verdict), row.loss))
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +82,7 @@ class VariedComparison:
     @property
     def worst(self) -> Place:
         """The place with the worst verdict; among those, the one with the largest loss."""
-        ranks = [(VERDICT_ORDER.index(place.comparison.verdict), -place.largest_loss.loss) for place in self.places]
+        ranks = [(VERDICT_ORDER.index(place.comparison.verdict), -place.worst_row.loss) for place in self.places]
         return self.places[ranks.index(min(ranks))]
 
     @property
@@ -107,9 +107,9 @@ class VariedComparison:
 
     @property
     def table(self) -> Table:
-        """A row for each place, with the quantity of the largest loss there."""
-        losses = [(place.label, place.comparison.verdict, place.largest_loss.cells) for place in self.places]
-        rows = [[label, verdict, title, *numbers] for label, verdict, (title, _, *numbers) in losses]
+        """A row for each place, with the quantity that is worst there."""
+        worst = [(place.label, place.comparison.verdict, place.worst_row.cells) for place in self.places]
+        rows = [[label, verdict, title, *numbers] for label, verdict, (title, _, *numbers) in worst]
         return ["place", "verdict", "what", *self.worst.comparison.tables[0][0][2:]], rows
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from repolicy.priors import is_code, is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.pieces import films_for_page
-from repolicy.text import capitalize
+from repolicy.text import capitalize, format_number
 
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
 VERDICT_WORDS = (
@@ -51,7 +51,8 @@ def _places_table(around: VariedComparison) -> str:
     rows_of, columns_of = (list(dict.fromkeys(place.options[name] for place in around.places)) for name in names)
     cells = {}
     for place in around.places:
-        change = f"{0.0 - place.largest_loss.loss:+.1%}".replace("-", "−")
+        row = place.worst_row
+        change = f"{0.0 - row.loss:+.1%}".replace("-", "−") if row.old else format_number(row.new, plus=True)
         cells[tuple(place.options.values())] = f"{place.comparison.verdict}, {change}"
     rows = [[f"{names[0]} = {one:g}", *(cells[one, two] for two in columns_of)] for one in rows_of]
     return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)
