@@ -83,7 +83,7 @@ def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
                 lines.append(["", *cells, *others])
         most_steps = longest[name][0]["request"]["settings"]["steps"]
         lines.append(["", f"{most_steps:,}", "", total_cell(longest[name]), "", ""])
-    headings = ["prior, wish", "steps", "in all", "total (sampled)", "`rql customize`", "updates of a million"]
+    headings = ["prior, wish", "steps", "in all, at most", "total (sampled)", "`rql customize`", "updates of a million"]
     return markdown_table(headings, lines)
 
 

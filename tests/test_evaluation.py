@@ -159,6 +159,19 @@ def test_after_an_episode_that_is_cut_the_next_one_begins_anew() -> None:
     assert found.basic.tolist() == [23.0, 23.0, 43.0, 43.0, 63.0, 63.0]
 
 
+def test_all_steps_of_the_environments_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of second episodes, and those after an episode's end, until the slowest environment is done."""
+    envs, taken = make_envs(tiny("Endless"), 2, 0), [0]
+    step = envs.step
+
+    def counted(actions: np.ndarray) -> Any:
+        taken[0] += len(actions)
+        return step(actions)
+
+    monkeypatch.setattr(envs, "step", counted)
+    assert run_episodes(policy(1), envs, 3, longest=25).environment_steps == taken[0] == 2 * 60
+
+
 def test_everything_may_be_named() -> None:
     by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
     made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combine_addons(["height=2"]))

@@ -82,13 +82,8 @@ class Evaluation:
     inner: np.ndarray | None = None  # steps of the environment; more than `lengths` where a decision is several steps
     entropy: np.ndarray | None = None  # only where actions are sampled
     noise_square: np.ndarray | None = None  # of a generative policy: the mean square of a decision's noise
-    steps: Steps | None = None
-
-    @property
-    def environment_steps(self) -> int:
-        """The number of steps of all environments, of a generative policy decisions; each has one episode."""
-        assert self.steps is not None
-        return self.steps.rewards.size
+    steps: Steps | None = None  # of each environment's first episode
+    environment_steps: int = 0  # of all environments, also after an episode's end; of a generative policy decisions
 
     @property
     def action(self) -> str:
@@ -276,8 +271,10 @@ def run_episodes(
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
     is_noise = parse_env_name(envs.name).decoder is not None
     sums, rewards, env_actions = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
+    environment_steps = 0
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
+        environment_steps += rollout.basic.size
         scores = step_quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
         if is_noise:
             scores["noise_square"] = rollout.actions.square().mean(-1).numpy()
@@ -310,6 +307,7 @@ def run_episodes(
         limits={str(limit): each[f"limit {limit}"] / inner for limit in limits},
         inner=inner,
         steps=Steps(np.concatenate(rewards), np.concatenate(env_actions)),
+        environment_steps=environment_steps,
     )
 
 

@@ -1,5 +1,6 @@
 """The states that a prior knows: their density, what customizing makes of it, and the steps that this takes."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +247,11 @@ def test_every_step_is_counted(
         callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
-    assert sentence.startswith(f"{sum(taken):,} steps of the environment in all: ")
+    total, *compared = [
+        int(number.replace(",", "")) for number in re.findall(r"^[\d,]+|[\d,]+(?= to compare)", sentence)
+    ]
+    assert compared == ([2 * 4 * 2 * 300] if evaluated and not (keep or limits) else [])
+    assert total - sum(taken) in (0, *compared)  # it is done where an earlier policy seems better
     assert "256 to train" in sentence
     assert ("for evaluations" in sentence) == (evaluated > 0)
     assert ("to measure what is held" in sentence) == bool(keep or limits)

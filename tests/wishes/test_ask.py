@@ -53,6 +53,13 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
     assert away.std() > 1.0  # twice a sample's
 
 
+@pytest.mark.parametrize(
+    ("env", "rate"), [("CartpoleSwingup-v1", 30), ("Go1JoystickFlatTerrain-v1", 50), ("Hopper-v4", 125)]
+)
+def test_a_clip_shows_the_steps_of_its_seconds_as_a_film_does(env: str, rate: float) -> None:
+    assert ask_page.steps_a_second(env) == pytest.approx(rate)
+
+
 def test_short_episodes_take_several_draws(policy: Path) -> None:
     short, agent = f"{PENDULUM}?max_episode_steps=10", open_agent(policy).agent
     pairs = candidates(agent, "p", short, 8, 6, 2.0, 30, 0)

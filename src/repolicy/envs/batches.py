@@ -123,6 +123,11 @@ class GymnasiumEnvs(Batch):
         steps = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
         return None if steps is None or not math.isfinite(steps) else int(steps)
 
+    @property
+    def steps_a_second(self) -> float:
+        """Steps per second of film; 30 where the environment does not say."""
+        return float(self.each[0].metadata.get("render_fps") or 30)
+
     def reset(self) -> np.ndarray:
         return self.flat(self.call(self._reset, self._ones, range(self._seed, self._seed + self.count)))
 

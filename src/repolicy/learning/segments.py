@@ -22,13 +22,12 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
-from repolicy.prepare.spending import probe_count
+from repolicy.prepare.spending import COMPARISON_FACTOR, probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import Estimate, Request, RunFolder, Stream, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
-COMPARISON_FACTOR = 4  # times the episodes of a short evaluation, for comparing the candidate with the last policy
 
 
 class Candidate(NamedTuple):

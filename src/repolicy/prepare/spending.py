@@ -10,6 +10,7 @@ from repolicy.runs import Request
 
 ENVS_PER_PROBE = 8  # training environments for each environment that measures the mean action, for limits and keep
 RETURN_EPISODES = 32  # episodes that measure the return of a policy
+COMPARISON_FACTOR = 4  # times the episodes of a short evaluation, for comparing an earlier policy with the last one
 
 
 def estimate_spending(
@@ -30,6 +31,8 @@ def estimate_spending(
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
+    has_multipliers = settings.budget is not None or bool(request.limits) or settings.keep
+    comparisons = 0 if has_multipliers or request.dials else 2 * COMPARISON_FACTOR
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
@@ -44,6 +47,7 @@ def estimate_spending(
         "for the prior's states": states.steps_to_collect(settings.steps) if request.objective.reads_states else 0,
         "to train": settings.iterations * settings.iteration_steps,
         "for evaluations": (segments + 1) * episodes * longest,
+        "to compare an earlier policy with the last, if it seems better": comparisons * episodes * longest,
         "to measure what is held": limit_steps,
     }
 

@@ -140,7 +140,7 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
         return worth_of(pooled(by_mean, reward), pooled(sampled, reward))
 
     length = float(np.mean([each.lengths for each in sampled]))
-    steps = sum(each.steps.rewards.size for each in by_mean + sampled if each.steps)  # those after an end, too
+    steps = sum(each.environment_steps for each in by_mean + sampled)
     return Worths(worth_in("basic"), None if by_mean[0].addon is None else worth_in("addon"), length, steps)
 
 

@@ -168,8 +168,8 @@ def _make_envs(shot: Shot, on_step: Callable[[bool], None]) -> tuple[Any, Envs, 
     env = _make_env(env_maker(shot.env), shot)
     if use_tracking_camera(env.unwrapped) and not shot.fine:
         _turn_off_shadows(env.unwrapped)
-    batch = wrap_decoder(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, on_step)
-    return env, batch, float(env.metadata.get("render_fps") or 30)
+    batch = GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env)
+    return env, wrap_decoder(batch, shot.env, on_step), batch.steps_a_second
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 import base64
 from collections.abc import Callable
+from contextlib import closing
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from repolicy.addons import check_same_env, open_wish
-from repolicy.envs import check_plain, make_one_env, parse_env_name
+from repolicy.envs import EnvPoolEnvs, GymnasiumEnvs, check_plain, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.priors import OpenedPolicy
@@ -92,12 +93,9 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
 
 def steps_a_second(env: str) -> float:
     """Return the number of an environment's steps in one second of film."""
-    if not parse_env_name(env).is_in_gymnasium:
-        return 50.0
-    made = make_one_env(env)
-    rate = float(made.metadata.get("render_fps") or 30)
-    made.close()
-    return rate
+    batch = GymnasiumEnvs if parse_env_name(env).is_in_gymnasium else EnvPoolEnvs  # as a film does
+    with closing(batch(env, 1, 0)) as envs:
+        return envs.steps_a_second
 
 
 def _write_page(path: Path, pairs: Pairs, clips: list[bytes], question: str) -> None:
