@@ -149,7 +149,8 @@ def test_what_several_people_answer_counts_all(
     (tmp_path / "half.jsonl").write_text("".join(one.read_text().splitlines(True)[:20]))
     assert told("half", "one")[0] == alone  # the same page, saved in the middle and at the end
     files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
-    assert "tell no difference" in failed(capsys, "infer", *files, "--asked", tmp_path, "--features", "next[2]^1")
+    for words in (["--features", "next[2]^1"], []):  # without features: networks
+        assert "tell no difference" in failed(capsys, "infer", *files, "--asked", tmp_path, *words)
 
 
 def test_features_of_ones_own_are_named_in_the_add_on_to_type(

@@ -226,6 +226,11 @@ def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], featu
     decided = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
     if not decided:
         raise UsageError("no answer says which of two clips is better, or that they are alike: answer some more")
+    leads = {pair: 0.0 for pair, _ in decided}  # how far the left clip of each pair is ahead of the right one
+    for pair, value in decided:
+        leads[pair] += value - 0.5
+    if not any(leads.values()):  # the networks' random beginning would remain as a wish
+        raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
     values = np.array([value for _, value in decided])
     first, source = pages[0], f"{format_count(len(decided), 'answer')} on pairs of clips"
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
