@@ -182,6 +182,7 @@ ROOMS = [
     Mutant("readers/pickles.py", "if self.memory_left < 0:", "if False:", "tests/readers/test_formats_limits.py", "a short pickle fills the memory"),
     Mutant("readers/pickles.py", "> MAX_OPCODES:", "> 10 * MAX_OPCODES:", "tests/readers/test_formats_limits.py", "a short pickle makes many small things"),
     Mutant("readers/pickles.py", "isinstance(key, tuple | frozenset)", "False", "tests/readers/test_formats_limits.py", "a short pickle hashes without end"),
+    Mutant("readers/rllib.py", "if scaled is False:", "if False:", "tests/readers/test_formats_rllib.py", "RLlib's actions that are not scaled"),
     Mutant("readers/rllib.py", "raw.bias + np.log(half)", "raw.bias", "tests/readers/test_formats_rllib.py", "std of RLlib in units of [-1, 1]"),
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),
     Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),

@@ -21,7 +21,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.priors.finding import RLLIB, find_policy
 from repolicy.priors.opening import load_policy
 from repolicy.readers.description import CannotCopyError
-from repolicy.readers.rllib import ARGUMENTS, FILTER, PIPELINE
+from repolicy.readers.rllib import ACTIONS_PIPELINE, ACTIONS_SCALER, ARGUMENTS, FILTER, PIPELINE
 
 ACTIONS = Box(-1.0, 1.0, (2,))
 TAUGHT = "ray.rllib.algorithms.{0}.torch.default_{0}_torch_rl_module.Default{1}TorchRLModule"
@@ -175,6 +175,29 @@ def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
     bounded = write(made(4, bound=0.2)[1], Box(low.numpy(), high.numpy()))
     with pytest.raises(CannotCopyError, match="log-stds are cut at 0.2"):
         describe(bounded)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_whether_actions_are_scaled_stands_in_the_checkpoint(
+    write: Any, scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, state = made(4)
+    path, obs = write(state, Box(-2.0, 2.0, (2,))), observations(5)
+    folder = tmp_path / "checkpoint"
+    module, pipeline = folder / RLLIB.parent, folder / ACTIONS_PIPELINE
+    for place in (module, pipeline):
+        place.mkdir(parents=True)
+    for name in (RLLIB.name, ARGUMENTS):
+        (tmp_path / name).rename(module / name)
+    kind = class_named(monkeypatch, f"ray.actions.{ACTIONS_SCALER}")
+    connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": False})]
+    (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": connectors})}))
+    described = describe(module / path.name)
+    with torch.no_grad():
+        loc, log_std = net(obs).chunk(2, -1)
+    factor = 2.0 if scales else 1.0
+    assert_scored(described, obs, torch.distributions.Normal(factor * loc, factor * log_std.exp()))
+    assert not any("scaled" in note for note in described.notes)
 
 
 def test_sac(write: Any) -> None:

@@ -38,6 +38,7 @@ SAC_BODY = "pi_encoder.net.mlp"
 BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", SAC_BODY)
 SAC_BOUNDS, DEFAULT_BOUND = (-5.0, 2.0), 20.0  # of a log-std
 PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
+ACTIONS_PIPELINE, ACTIONS_SCALER = Path("env_runner/module_to_env_connector"), "NormalizeAndClipActions"
 MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
 NORM_EPSILON = 1e-3  # of RLlib's LayerNorms
@@ -92,7 +93,10 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     policy = replace(policy, actor=network, std=std, squashed=squashed, clips=not squashed)
     if squashed or (set(actions.low) == {-1.0} and set(actions.high) == {1.0}):
         return policy
-    return _to_bounds(policy, std, context)
+    scaled = dict(_connectors(context, ACTIONS_PIPELINE)).get(ACTIONS_SCALER, {}).get("normalize_actions")
+    if scaled is False:
+        return policy
+    return _to_bounds(policy, std, context, is_recorded=scaled is not None)
 
 
 def _encoders(state: Mapping[str, Any]) -> list[str]:
@@ -115,20 +119,13 @@ def _load_constructor(context: ReadContext) -> tuple[str, dict[str, Any]]:
 
 def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | None:
     """Return the normalizer in the checkpoint's connectors; None where there is no normalizer or no checkpoint."""
-    folders = context.path.absolute().parents
-    if folders[0].name != "default_policy":
-        return None
-    folder = folders[MODULE_DEPTH] / PIPELINE
-    file = folder / ARGUMENTS
-    if not file.is_file():
-        return None
-    _, arguments = read_pickle(read_bytes(file), str(file))["ctor_args_and_kwargs"]
-    connectors = [kind.last for kind, *_ in arguments["connectors"]]
+    connectors = [name for name, _ in _connectors(context, PIPELINE)]
     if others := set(connectors) - HARMLESS - {FILTER}:
         raise CannotCopyError(f"its observations pass {', '.join(sorted(others))}, which cannot be read")
     if FILTER not in connectors:
         return None
-    state = read_pickle(read_bytes(folder / FILTER / "state.pkl"), str(folder / FILTER / "state.pkl"))[None]
+    file = _checkpoint_folder(context) / PIPELINE / FILTER / "state.pkl"
+    state = read_pickle(read_bytes(file), str(file))[None]
     [running] = state["running_stats"]
     mean = _decode_array(running["mean_array"], width)
     packed_squares = running.get("sum_sq_diff_array", running.get("std_array"))  # the key depends on the version
@@ -142,6 +139,22 @@ def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | Non
     return make_normalizer(mean, std, state["clip_by_value"] or None, float(count))
 
 
+def _checkpoint_folder(context: ReadContext) -> Path:
+    """Return the folder of the checkpoint that the module is in."""
+    return context.path.absolute().parents[MODULE_DEPTH]
+
+
+def _connectors(context: ReadContext, pipeline: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return name and arguments of each connector in a pipeline; none where there is no checkpoint."""
+    if context.path.absolute().parent.name != "default_policy":
+        return []
+    file = _checkpoint_folder(context) / pipeline / ARGUMENTS
+    if not file.is_file():
+        return []
+    _, arguments = read_pickle(read_bytes(file), str(file))["ctor_args_and_kwargs"]
+    return [(kind.last, settings) for kind, _, settings in arguments["connectors"]]
+
+
 def _decode_array(packed: str, width: int) -> Array:
     """Decode `width` doubles from a compressed .npy in base64."""
     content = zlib.decompressobj().decompress(base64.b64decode(packed), NPY_HEADER + 8 * width)
@@ -150,14 +163,15 @@ def _decode_array(packed: str, width: int) -> Array:
     return np.frombuffer(content[NPY_HEADER:])
 
 
-def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext) -> PolicyDescription:
+def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext, is_recorded: bool) -> PolicyDescription:
     """Scale mean and std to the environment's units: RLlib maps [-1, 1] to the bounds if all of them are finite."""
     low, high = np.array(policy.actions.low), np.array(policy.actions.high)
     if not np.isfinite([low, high]).all():
         return policy
     if std.high < DEFAULT_BOUND:
         raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
-    context.notes.append(SCALED_NOTE)
+    if not is_recorded:
+        context.notes.append(SCALED_NOTE)
     half = (high - low) / 2.0
     mean, raw = policy.actor.output, std.raw
     output = Linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
