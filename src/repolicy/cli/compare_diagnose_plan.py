@@ -39,7 +39,7 @@ class Compare(RunsPolicy):
     sampled: bool = False
     """Base the verdict on sampled actions, and only show the mean action."""
     error: float = 0.05
-    """Maximum probability of a wrong verdict, except for losses that are rare and larger than any in the episodes."""
+    """Maximum probability of each wrong verdict, except for losses that are rare and larger than all that were seen."""
     episodes: int = 1000
     """Maximum number of episodes of each policy, with each kind of action."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"

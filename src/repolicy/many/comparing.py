@@ -247,7 +247,7 @@ def compare(
         not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
         addon: the wish that decides beside the return; by default those of both policies' files. () is none.
         sampled: let sampled actions decide, not mean actions; for generative policies they always decide.
-        error: the largest probability of a wrong verdict, except for losses that are rare and larger than all seen.
+        error: the largest probability of each wrong verdict, except for losses that are rare and larger than all seen.
         episodes: the largest number of episodes of each policy, with each kind of action.
         seed: the seed of environments and sampling.
         backend: the library that runs the environments: "envpool", "gymnasium", or "auto".
