@@ -214,6 +214,10 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
 
     with pytest.raises(UsageError, match=r"changed after it was loaded \(model.layers.0.mlp.up_proj.weight"):
         build(kind, model=changed())
+    resized = load(prior)
+    resized.resize_token_embeddings(7)
+    with pytest.raises(UsageError, match=r"changed after it was loaded \(model.embed_tokens.weight"):
+        build(kind, model=resized)
     changed().save_pretrained(tmp_path / "saved")  # the first way out
     assert build(kind, model=load(tmp_path / "saved")).ref_model is not None
     adapter = LoraConfig(r=2, target_modules=["q_proj"])  # the second
@@ -242,8 +246,9 @@ def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path
             several.load_adapter(tmp_path, adapter_name=name, is_trainable=True)
         with pytest.raises(UsageError, match=f"has the adapter {' and '.join(names)}, and TRL goes on from a single"):
             build(kind, model=several)
-    with pytest.raises(UsageError, match="came from an adapter's folder"):
-        build(kind, model=load(tmp_path), peft_config=adapter)
+    for peft_config in (adapter, None):
+        with pytest.raises(UsageError, match="came from an adapter's folder"):
+            build(kind, model=load(tmp_path), peft_config=peft_config)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])

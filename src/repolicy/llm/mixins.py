@@ -159,19 +159,19 @@ class ObjectiveMixin:
 
     def record_identity(self, reference_given: bool) -> None:
         """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
+        require_no_adapter_inside(self.model)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         if self.model.config.is_encoder_decoder:
             raise UsageError(f"the model is an encoder-decoder ({self.model.config.model_type}), and no causal model")
-        require_no_adapter_inside(self.model)
         if self.args.disable_dropout:
             turn_off_dropout(self.model, self.ref_model)
         prior, reads_prior = self.model, self.objective.reads_prior
         if self.ref_model is not None:
             prior = self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)  # type: ignore[attr-defined]
-            require_same_vocabulary(prior.config, self.model.config, "the model")
             if not reference_given and not self.is_sharded:
                 require_same_weights(self.model, prior)
+            require_same_vocabulary(prior.config, self.model.config, "the model")
         elif isinstance(self.model, PeftModel):
             require_prior_when_off(self.model)
             if not getattr(self.args, "precompute_ref_log_probs", False):
