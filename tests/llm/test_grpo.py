@@ -280,6 +280,14 @@ def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callabl
         scored(build("grpo", reward_funcs=lambda **_: None))
 
 
+def test_a_reward_that_is_awaited_is_checked_as_any_other(build: Callable[..., Any]) -> None:
+    async def judge(completions: list[str], **_: Any) -> list[float]:
+        return [torch.nan] * len(completions)
+
+    with pytest.raises(NumericError, match="a reward is nan, and no number"):
+        scored(build("grpo", reward_funcs=judge))
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
 def test_learned_positions_are_counted_as_when_text_is_written(
     build: Callable[..., Any], prior: Path, tmp_path: Path

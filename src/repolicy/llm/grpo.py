@@ -5,13 +5,12 @@ of `add-on + omega · log prior − alpha · log policy`, minus the mean return 
 that are not finished at that token. TRL accepts advantages `[B, T]` from subclasses; the rest of it is unchanged.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import signature
-from math import isnan
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,13 @@ from repolicy.llm.budget import check_budget, move_omega, prior_mean_log_prob
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
 from repolicy.llm.mixing import SAMPLING, ModelView, add_position_ids, use_prior
 from repolicy.llm.mixins import ObjectiveMixin, ObjectiveSettings
-from repolicy.llm.requirements import NO_REFERENCE_SYNC, require_enough_prompts, require_saved_path, require_settings
+from repolicy.llm.requirements import (
+    NO_REFERENCE_SYNC,
+    checked_rewards,
+    require_enough_prompts,
+    require_saved_path,
+    require_settings,
+)
 from repolicy.objective import Objective
 
 SAMPLING_REASON = "log-probabilities must be those that were sampled from"
@@ -326,18 +331,19 @@ def _mask(batch: dict[str, Any]) -> Tensor:
 
 def checked_reward(reward_func: Any) -> Any:
     """Wrap a reward function: raise if it returns no list, or NaN or another non-number, which TRL takes for None."""
-    if isinstance(reward_func, torch.nn.Module) or is_async_callable(reward_func):
+    if isinstance(reward_func, torch.nn.Module):
         return reward_func
+    if is_async_callable(reward_func):
+
+        @wraps(reward_func)
+        async def await_and_check(**columns: Any) -> list[Any]:
+            return checked_rewards(await reward_func(**columns))
+
+        return await_and_check
 
     @wraps(reward_func)
     def call_and_check(**columns: Any) -> list[Any]:
-        values = reward_func(**columns)
-        if not isinstance(values, Iterable):
-            raise NumericError(f"the reward returned {values!r}, and no list with a number for each response")
-        for value in (values := list(values)):
-            if not isinstance(value, SupportsFloat | None) or (value is not None and isnan(value)):
-                raise NumericError(f"a reward is {value!r}, and no number: return None to judge nothing")
-        return values
+        return checked_rewards(reward_func(**columns))
 
     return call_and_check
 

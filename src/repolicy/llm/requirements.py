@@ -1,12 +1,14 @@
-"""Checks before a trainer starts; each raises one sentence with a remedy."""
+"""Checks of what a trainer is given; each raises one sentence with a remedy."""
 
-from typing import Any
+from collections.abc import Iterable
+from math import isnan
+from typing import Any, SupportsFloat
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
 
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective
 
 # Values of PEFT's `init_lora_weights` that leave the base model's weights unchanged.
@@ -125,3 +127,13 @@ def require_labels(labels: Any) -> None:
     for value in labels:
         if value not in (0, 1):
             raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
+
+
+def checked_rewards(values: Any) -> list[Any]:
+    """Return what a reward function returned as a list; raise if it is none, or has NaN or another non-number."""
+    if not isinstance(values, Iterable):
+        raise NumericError(f"the reward returned {values!r}, and no list with a number for each response")
+    for value in (values := list(values)):
+        if not isinstance(value, SupportsFloat | None) or (value is not None and isnan(value)):
+            raise NumericError(f"a reward is {value!r}, and no number: return None to judge nothing")
+    return values
