@@ -177,6 +177,17 @@ def test_skrl(version: int, tmp_path: Path) -> None:
     assert_scored(described, obs, dist)
 
 
+@pytest.mark.parametrize("critic", ["value_layer", "critic"])
+def test_the_critic_of_skrls_shared_model_is_left_out(critic: str, tmp_path: Path) -> None:
+    body, actor, raw = mlp((5, 8, 7), nn.ELU), nn.Linear(7, 2), torch.tensor([-0.5, 0.3])
+    shared = {"log_std_parameter": raw} | named("net", body) | named(critic, nn.Linear(7, 1)) | named("actor", actor)
+    described = describe(saved(tmp_path / "agent.pt", {"policy": shared, "value": shared, "optimizer": {}}))
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(actor(nn.functional.elu(body(obs))), raw.exp())
+    assert_scored(described, obs, dist)
+
+
 # CleanRL --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("root", ["", "model_state_dict"])
 def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(root: str, tmp_path: Path) -> None:

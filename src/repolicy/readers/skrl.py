@@ -44,7 +44,7 @@ def matches(saved: Any) -> bool:
 def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
-    names = [name for name in names if not name.split(".")[0].startswith("value")]
+    names = [name for name in names if not name.startswith(("value", "critic"))]  # a shared model has them too
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
         raise CannotCopyError(f"its policy has other layers than linear ones ({first_names(tensors)})")
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
