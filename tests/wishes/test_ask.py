@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -203,11 +204,15 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
     assert len(choose_pairs(pairs, 5, learn_from_answers([pairs], [few])).seeds) == 5
 
 
+def pendulum() -> Any:
+    return gymnasium.make(PENDULUM)
+
+
 def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
     """Four pairs, with films of two pictures."""
     pictures = [np.full((32, 48, 3), shade, np.uint8) for shade in (60, 200)]
     monkeypatch.setattr(ask_page, "render_films", lambda shots, say: [encode_film(pictures, 10, "mp4")] * len(shots))
-    return ask_page.ask(open_agent(policy), PENDULUM, str(out), 4, 0.2)
+    return ask_page.ask(open_agent(policy), pendulum, str(out), 4, 0.2)
 
 
 def test_a_person_answers_by_keys_on_a_phone_and_saves(

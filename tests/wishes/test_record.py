@@ -1,7 +1,9 @@
 """A record of take-overs: read from its own and from other files, and which of its steps and windows count."""
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from people import PENDULUM, person, push
@@ -9,7 +11,7 @@ from people import PENDULUM, person, push
 from repolicy.addons.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
 from repolicy.priors.opening import open_agent
-from repolicy.wishes.learning_loop import record
+from repolicy.wishes.learning_loop import Teaching, record
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 
 
@@ -131,6 +133,17 @@ def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> No
     assert again.episode.tolist() == [0] * 20 + [1] * 5 + [2] * 5
     with pytest.raises(RepolicyError, match="another policy or environment"):
         RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
+
+
+def test_an_environment_may_be_a_function_that_makes_one(policy: Path, tmp_path: Path) -> None:
+    found, taught = open_agent(policy), [Teaching(str(policy), env, "next[0]", 0.1, 0.1) for env in (make, PENDULUM)]
+    ours, theirs = (record(found, each.env, tmp_path / f"{n}.jsonl", 30, push) for n, each in enumerate(taught))
+    assert np.array_equal(ours.observation, theirs.observation)
+    assert np.array_equal(record(found, make, tmp_path / "2.jsonl", 30, push).observation, theirs.observation)
+
+
+def make() -> Any:
+    return gymnasium.make(PENDULUM)
 
 
 def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tmp_path: Path) -> None:

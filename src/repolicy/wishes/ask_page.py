@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from repolicy.addons import check_same_env, open_wish
-from repolicy.envs import EnvPoolEnvs, GymnasiumEnvs, check_plain, parse_env_name
+from repolicy.envs import EnvLike, EnvPoolEnvs, GymnasiumEnvs, check_plain, env_name, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.priors import OpenedPolicy
@@ -30,7 +30,7 @@ BUTTONS = {"left": "← left is better", "right": "right is better →", "alike"
 
 def ask(
     opened: OpenedPolicy,
-    env: str,
+    env: EnvLike,
     out: str | Path,
     count: int = 20,
     seconds: float = 2.0,
@@ -45,7 +45,7 @@ def ask(
 
     Args:
         opened: the policy, as `priors.open_agent` returns it.
-        env: the environment.
+        env: an id, or a function that makes one environment.
         out: the folder.
         count: the number of pairs.
         seconds: the length of each clip.
@@ -56,7 +56,7 @@ def ask(
         width: the width of each clip, in pixels.
         say: is called with messages about the progress of the films.
     """
-    out = Path(out)
+    out, env = Path(out), env_name(env)
     if wish:
         check_same_env(wish, env)
     earlier = open_wish(wish) if wish else None

@@ -10,7 +10,17 @@ import numpy as np
 import torch
 
 from repolicy.addons import Features, LearntWish, wish_request
-from repolicy.envs import Collector, check_fit, check_plain, make_envs, make_one_env, probe_env, to_env_actions
+from repolicy.envs import (
+    Collector,
+    EnvLike,
+    check_fit,
+    check_plain,
+    env_name,
+    make_envs,
+    make_one_env,
+    probe_env,
+    to_env_actions,
+)
 from repolicy.errors import UsageError, check_counts
 from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.training import customize
@@ -37,7 +47,7 @@ Say = Callable[[str], None]
 
 def record(
     opened: OpenedPolicy,
-    env: str,
+    env: EnvLike,
     out: str | Path,
     steps: int,
     person: Act,
@@ -50,6 +60,7 @@ def record(
     The policy samples its actions. With `resume`, the steps already in the file count.
     """
     check_counts(steps=steps)
+    env = env_name(env)
     check_plain(env, "a take-over")
     made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     use_tracking_camera(made.unwrapped)
@@ -80,9 +91,9 @@ def _run(agent: Agent, actions: ActionSpace, takeover: Takeover, file: RecordFil
                 break
 
 
-def record_alone(opened: OpenedPolicy, env: str, seed: int = 0, steps: int = ALONE_STEPS) -> Record:
+def record_alone(opened: OpenedPolicy, env: EnvLike, seed: int = 0, steps: int = ALONE_STEPS) -> Record:
     """Return a record of a policy's sampled actions without a person."""
-    length = max(steps // ENVS, 1)
+    env, length = env_name(env), max(steps // ENVS, 1)
     with closing(make_envs(env, ENVS, seed)) as envs:
         generator = torch.Generator().manual_seed(seed)
         rollout = Collector(envs, length, generator, keep_transitions=True).collect(opened.agent)
@@ -186,7 +197,7 @@ class Teaching:
     """Settings of the updates between records. An update infers the wish and customizes the prior to it."""
 
     prior: str
-    env: str
+    env: EnvLike
     features: str
     omega: float
     alpha: float
