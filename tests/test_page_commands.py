@@ -45,9 +45,9 @@ FEWER = {
     "plan": "--episodes 1 --steps 20 --samples 8",
     "rql": "--steps 100 --warmup 20",
     "ask": "--pairs 8 --seconds 0.2",
-    "takeover": "--steps 300",
+    "takeover": "--steps 300 --person me.py:act",
     "infer": "--alone 1600",
-    "learn-wish": "--record-steps 60 --rounds 1",
+    "learn-wish": "--record-steps 60 --rounds 1 --person me.py:act",
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(

@@ -72,7 +72,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         (
             "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
             2,
-            "customize, evaluate and compare take code",
+            "customize, sweep, evaluate and compare take code",
         ),
     ],
 )

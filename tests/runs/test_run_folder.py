@@ -171,11 +171,11 @@ def asked(objective: Any = None, prior: str = "abc", **changed: Any) -> Request:
         (asked(repeat_entropy(0.2), "", ranks=1), "α 0.2 · 0.2 · entropy in the loss · 100,000 steps"),
         (
             asked(kl_budget=2.0, ranks=1),
-            "ω′ 0.1 · α̂ 0.1 · from there ω′ and α̂ move to stay 2 nats a step from the prior · 100,000 steps",
+            "ω′ 0.1 · α̂ 0.1 · states 0 · from there ω′ and α̂ move to stay 2 nats a step from the prior · 100,000 steps",
         ),
         (
             asked(residual(0.3, 0.1), log_prior_budget=3.0, ranks=1),
-            "ω′ 0.3 · α̂ 0.1 · from there ω′ moves until actions are 3 nats less likely than the prior's own "
+            "ω′ 0.3 · α̂ 0.1 · states 0 · from there ω′ moves until actions are 3 nats less likely than the prior's own "
             "· 100,000 steps",
         ),
         (asked(full(0.0), "", ranks=1), "100,000 steps"),
@@ -203,7 +203,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
 
 def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     first, line = lines(capsys, asked(ranks=1))
-    assert first == "ω′ 0.1 · α̂ 0.1 · 100,000 steps"
+    assert first == "ω′ 0.1 · α̂ 0.1 · states 0 · 100,000 steps"
     assert line.startswith(
         "100% · 100,000 of 100,000 steps · 8,123 a second · 0:00 left · basic reward 3,000.2 an episode"
     )

@@ -37,7 +37,7 @@ class Run(Trains):
     """Run code that the resumed run or the prior's file names as environment or add-on, or a prior in TorchScript."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Train(Run):
     """Train a policy from nothing, as a prior or a baseline.
 
@@ -60,6 +60,8 @@ class Train(Run):
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
+    trust: bool = False
+    """Run code that the resumed run names as environment or add-on."""
     named_settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = BUDGETS  # settings without effect here
     defaults = staticmethod(defaults_by_env)
@@ -94,7 +96,7 @@ class Train(Run):
 class Customize(Run, CustomizesPrior):
     """Give a trained policy a new requirement, without the reward that trained it.
 
-    Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
+    Example: repolicy customize halfcheetah --addon hind_leg=10 --kl-budget 2
     """
 
     prior: Annotated[str, Positional("PRIOR")]

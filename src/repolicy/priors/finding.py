@@ -137,7 +137,7 @@ def find_policy(reference: str | Path) -> Path:
         if str(reference) in SHELF:
             return fetch_published(str(reference))
         if str(reference).partition(":")[0] not in SHELVES:
-            which = "customize, evaluate and compare take code"
+            which = "customize, sweep, evaluate and compare take code"
             raise UsageError(f"{path} is code, and this needs a policy's file; {which}")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{suggest(str(reference), SHELF)}")
     check_no_plan(path)

@@ -86,8 +86,8 @@ def recipe(request: Request) -> str:
         parts.append(f"{alpha} = ω′" if objective.alpha == "omega" else f"{alpha} {objective.alpha:.3g}")
     if objective.bonus > 0:
         parts.append(f"{objective.bonus:.3g} · entropy in the loss")
-    if objective.reads_states:
-        parts.append(f"states {objective.states:.3g}")
+    if objective.reads_prior or objective.reads_states:
+        parts.append(f"states {objective.states:.3g}")  # also 0, which a named ω′ brings
     if settings.budget is not None:
         parts.append(f"from there {settings.budget.words}")
     ranks = getattr(settings, "ranks", 1)

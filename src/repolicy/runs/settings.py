@@ -96,7 +96,7 @@ class Settings(AnySettings):
     """How to train. On one kind of processor, the same settings, objective and environment end in the same bits."""
 
     steps: Annotated[int, Within(1, 1e15)] = 1_000_000
-    """Environment steps of the whole run, over all ranks."""
+    """Environment steps of a run, over all ranks; each point of a sweep is a run."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything: environments, networks, sampling, shuffling."""
     ranks: Annotated[int, Within(0, 4096)] = 0
@@ -140,7 +140,7 @@ class Settings(AnySettings):
 
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states; squashed where bounds leave 0 out or are
-    beyond ±10; categorical for discrete actions."""
+    beyond 10 --initial-std; categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
