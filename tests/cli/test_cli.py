@@ -75,7 +75,11 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "last")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
-    assert answered(capsys, "inspect", "run")["env"] == env
+    described = answered(capsys, "inspect", "run")
+    assert (described["env"], "last policy" in described) == (
+        env,
+        False,
+    )  # the policy that is handed out is the last one
 
 
 def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +192,7 @@ def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.Capture
     code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2", "--trust")
     assert code == 0
     assert (
-        f"without the add-on of the policy's own: add-on 'mine.py:near': there is no file {Path('mine.py').absolute()}"
+        f"the policy's own add-on is left out: add-on 'mine.py:near': there is no file {Path('mine.py').absolute()}"
         in said
     )
     assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near", "--trust")
@@ -203,6 +207,17 @@ def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: py
 @pytest.mark.parametrize("name", ["addons", "doctor"])
 def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(capsys, name)
+
+
+def test_the_names_of_add_ons_and_environments_can_be_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 80 columns, none is cut in two."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = typed(capsys, "addons")[2]
+    assert {"symmetry(steps=…)", "Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain", "hind_leg(joint=…)"} <= {
+        *shown.replace(",", "").split()
+    }
 
 
 def test_the_doctor_knows_every_extra_of_the_package() -> None:

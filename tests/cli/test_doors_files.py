@@ -61,7 +61,7 @@ def test_an_add_on_that_a_file_names_is_left_out(capsys: pytest.CaptureFixture[s
     save_policy("theirs.safetensors", trained(), {"request": {"env": "Hopper-v4", "addons": ["evil.py:f"]}})
     small = ["evaluate", "theirs.safetensors", "--env", tiny("Counter"), "--episodes", "1"]
     _, _, said = typed(capsys, *small)
-    assert "without the add-on of the policy's own: theirs.safetensors names code that would be run: evil.py:f" in said
+    assert "the policy's own add-on is left out: theirs.safetensors names code that would be run: evil.py:f" in said
     assert not Path("owned").exists()
     typed(capsys, *small, "--trust")
     assert Path("owned").exists()

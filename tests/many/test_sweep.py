@@ -112,7 +112,7 @@ def test_a_knee_is_named_only_where_it_is_larger_than_its_error() -> None:
     assert found(*SWEPT, spread=5.0, episodes=50).verdict == "the trade-off bends at ω′ 0.3"
     hidden = found(*SWEPT, spread=5000.0, episodes=50)
     assert hidden.knee is None
-    assert hidden.verdict.startswith("no knee: the points' errors leave open which of them bends most; more episodes")
+    assert hidden.verdict.startswith("no clear knee: the points' errors are too large; try more --episodes")
     # A start that is bad for all points alike tells nothing about the bend.
     assert found(*SWEPT, spread=5000.0, episodes=50, shared=True).verdict == "the trade-off bends at ω′ 0.3"
     assert found(*SWEPT, episodes=1).knee is None  # one episode says nothing of its error

@@ -194,7 +194,7 @@ def describe_registered() -> list[dict[str, str]]:
     return [
         {
             "name": name + "".join(f"({option}=…)" for option in inspect.signature(entry.make).parameters),
-            "env": ", ".join(entry.envs) or "any with numbers as actions",
+            "env": ", ".join(entry.envs) or "any with numeric actions",
             "what": inspect.getdoc(entry.make) or "",
             "metric": entry.metric,
         }

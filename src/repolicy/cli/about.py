@@ -30,14 +30,18 @@ class Addons(Command):
         from repolicy.addons.registered import describe_registered
 
         heads = ("name", "environment", "what it rewards", "reported as")
-        table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
+        # A name that ends in … or is cut in two cannot be typed.
+        table = Table(*(Column(head, overflow="fold", no_wrap=head in heads[:2]) for head in heads))
         for row in describe_registered():
             first, *more = row["env"].split(", ")
-            env = f"{first} and {len(more)} more" if len(more) > 1 else row["env"]
+            env = f"{first}\nand {len(more)} more" if len(more) > 1 else row["env"].replace(", ", ",\n")
             table.add_row(row["name"], env, row["what"], row["metric"])
         terminal = Terminal()
         terminal.print(table)
-        terminal.say("your own: --addon module:function or --addon file.py:function")
+        terminal.say(
+            "c is the environment's own weight of the term; repolicy addons --json names every environment",
+            "your own: --addon module:function or --addon file.py:function",
+        )
         return {"addons": describe_registered()}
 
 

@@ -28,6 +28,7 @@ from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
 MAX_ROWS = 64  # of a table on the screen
 MAX_STDS = 8  # on one line
+WHICH_WORDS = {"last": "the last policy of its run", "best": "an earlier policy of its run, which was better"}
 Description = tuple[dict[str, Any], dict[str, Any]]  # the facts to print, and further ones for --json
 
 
@@ -74,7 +75,7 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
     facts = {
         "file": str(file.path),
         "kind": f"policy{exported}",
-        "which": card.get("which", ""),
+        "which": WHICH_WORDS.get(which := card.get("which", ""), which),
         "env": request.get("env", ""),
         "observations": f"{spec.observation_size} numbers",
         "actions": str(spec.actions),
@@ -103,7 +104,7 @@ def _print_deployment_info(info: dict[str, Any]) -> None:
     dials = map("{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}".format_map, info["dials"])
     terminal.facts(
         {
-            "environment": info["env"] or unknown,
+            "environment": info["env"],
             "control period": unknown if period is None else f"{period:g} s",
             "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
             "dials": "; ".join(dials) or "none",
@@ -251,8 +252,9 @@ def _describe_run(path: Path) -> Description:
         "iterations logged": f"{iterations:,}",
         "method": request.method or "PPO",
         "policy": str(folder.policy) if folder.policy.exists() else "none yet",
-        "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
+    if folder.replaced.exists():  # else the policy is the last one
+        facts["last policy"] = str(folder.replaced)
     if folder.policy.exists():
         policy = read_policy(folder.policy).policy
         if not isinstance(policy, ConditionedPolicy):

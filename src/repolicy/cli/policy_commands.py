@@ -60,7 +60,8 @@ class Evaluate(RunsPolicy):
         except UsageError as error:  # such as an add-on in a file that has been moved since the training
             if self.addon:
                 raise
-            terminal.say(f"without the {'add-on' if addon is None else 'limits'} of the policy's own: {error}")
+            left_out = "add-on is" if addon is None else "limits are"
+            terminal.say(f"the policy's own {left_out} left out: {error}")
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,

@@ -120,8 +120,7 @@ class SweepResult:
             return None, "the trade-off has no knee: no point lies above the straight line between its ends"
         has_errors = len(self.prior.mean.basic) > 1  # one episode has none
         if not has_errors or np.mean(self._knee_positions(np.random.default_rng(0)) == position) < MIN_AGREEMENT:
-            why = "the points' errors leave open which of them bends most; more episodes or steps would tell"
-            return None, f"no knee: {why}"
+            return None, "no clear knee: the points' errors are too large; try more --episodes or --steps"
         return int(position) - 1, f"the trade-off bends at {self.name(self.points[position - 1])}"
 
     @property

@@ -145,7 +145,9 @@ class Display:
     def _line(self) -> str:
         (share, left), latest, budget = self._progress(), self._latest, self._budget()
         parts = [f"{share:4.0%}", self._steps()]
-        parts += [f"{latest['steps_per_second']:,.0f} a second", f"{format_duration(left)} left"]
+        parts.append(f"{latest['steps_per_second']:,.0f} a second")
+        if latest["iteration"] > self._first[0]:  # the first iteration, with what comes only once, tells no time left
+            parts.append(f"{format_duration(left)} left")
         shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
         return " · ".join([*parts, *(LINE_METRICS[name].format(latest[name]) for name in shown), *budget])
 
