@@ -79,7 +79,7 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert (described["env"], "last policy" in described) == (
         env,
         False,
-    )  # the policy that is handed out is the last one
+    )  # which is the policy itself
 
 
 def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

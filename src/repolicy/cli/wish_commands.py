@@ -69,10 +69,9 @@ class InferenceOptions:
 
     features: str = ""
     """The features whose weighted sum is the wish: entries such as 'next[2:8]^1,action^2' (^1 is the absolute value, ^2
-    the square), or file.py:function. Without any, `infer` fits small networks to answers."""
+    the square), or file.py:function."""
     alpha: float | None = None
-    """α̂, the temperature at which the policy is customized; for take-overs it is the unit of θ. For `infer` beside a
-    prior: ω′, if that is larger."""
+    """For a record of a prior: the larger of the ω′ and α̂ that you will customize with; of a customized policy: its α̂."""
     before: int = 10
     """Number of steps before a take-over that count for nothing, because they led to it."""
     settle: int = 0
@@ -95,7 +94,7 @@ class Infer(InferenceOptions, RunsPolicy):
     data: Annotated[tuple[str, ...], Positional("DATA")]
     """Files saved by the page of `ask`, or records: those of `takeover`, NumPy's .npz, or LeRobot's .parquet."""
     asked: Repeated = ()
-    """For answers: the folder that `ask` wrote. Repeatable."""
+    """For answers: the folder that `ask` wrote; without --features small networks are fitted to them. Repeatable."""
     policy: str = ""
     """For a record: the policy that acted in it."""
     wish: str = ""
@@ -249,10 +248,11 @@ class LearnWish(InferenceOptions, Command):
     """The policy to customize."""
     features: str = field()  # field() removes the default of InferenceOptions: here both are required
     alpha: float = field()
+    """α̂, as for `repolicy customize`."""
     env: str | None = None
     """Environment, of Gymnasium's or your own; by default the one that the prior was trained in."""
     person: str = ""
-    """As in `repolicy takeover`."""
+    """file.py:function of (observation, proposed action) that returns your action; without it, keys."""
     keys: Literal["window", "terminal"] = "window"
     """Where keys are read, as in `repolicy takeover`."""
     omega: float

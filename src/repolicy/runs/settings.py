@@ -146,7 +146,7 @@ class Settings(AnySettings):
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
     """Activation of the hidden layers; while customizing, of the critic, by default the prior's."""
     initial_std: float = 1.0
-    """Std of a new policy's actions, to which min_std is added."""
+    """Std of a new policy's actions, to which --min-std is added."""
     min_std: float = 1e-3
     """Lower bound of the std."""
 
@@ -156,7 +156,7 @@ class Settings(AnySettings):
     critic_warmup: Annotated[float, Within(0, 1)] = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
     critic_explains: Annotated[float | None, Within(-1e6, 1)] = None
-    """Share of the returns that the critic must explain for the actor to move, within 3 times critic_warmup."""
+    """Share of the returns that the critic must explain for the actor to move, within 3 times --critic-warmup."""
     kl_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
     """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
     log_prior_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
