@@ -107,12 +107,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         quick(patch)
         run("repolicy train my_envs.py:Puck --alpha 0.01 --out runs/puck")
-        run("repolicy train HalfCheetah-v4 --alpha 0.1 --out runs/mine")
+        run("repolicy train HalfCheetah-v4 --alpha 0.1 --out runs/cheetah")
         wanted = "--addon my_rewards.py:dry=10 --omega 0.1 --out runs/dry"
         run(f"repolicy customize runs/puck --env my_envs.py:Puck {wanted}")
-        run("repolicy customize runs/mine --addon hind_leg=10 --omega 0.1 --out runs/demo")
-    for name, same in (("maze", "puck"), ("cheetah", "mine"), ("a", "mine")):
-        shutil.copytree(place / "runs" / same, place / "runs" / name)
+        run("repolicy customize runs/cheetah --addon hind_leg=10 --omega 0.1 --out runs/spare-leg")
+    shutil.copytree(place / "runs/puck", place / "runs/maze")
     return place
 
 

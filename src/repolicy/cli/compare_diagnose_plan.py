@@ -25,7 +25,7 @@ class Compare(RunsPolicy):
 
     Exits with 0 if it is not worse, and with 3 if it is worse or if the episodes do not decide it.
 
-    Example: repolicy compare halfcheetah runs/cheetah --not-worse 5%
+    Example: repolicy compare halfcheetah runs/spare-leg --not-worse 5%
     """
 
     old: Annotated[str, Positional("OLD")]

@@ -20,7 +20,7 @@ class Dial(Command):
     After a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for.
     After any other run, a position is a mixture of prior and customized policy, and costs no training.
 
-    Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
+    Example: repolicy dial runs/spare-leg --at 0.5 --out half.safetensors
     """
 
     policy: Annotated[str, Positional("RUN")]

@@ -277,7 +277,7 @@ def _objective_words(request: dict[str, Any]) -> str:
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):
-        parts.append(f"+ {objective['states']:g} familiar states")
+        parts.append(f"− {objective['states']:g} price on states")
     if (budget := budget_of(settings)) is not None:
         parts.append(f"at first; {budget.words}")
     return " ".join(parts)

@@ -262,7 +262,7 @@ def _output_file(out: Path | None, path: Path, suffix: str) -> Path:
 class Push(OpensPolicy):
     """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film if there is one.
 
-    Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit
+    Example: repolicy push runs/spare-leg hf://USER/spare-leg --license mit
     """
 
     policy: Annotated[str, Positional("POLICY")]

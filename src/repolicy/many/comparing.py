@@ -1,6 +1,6 @@
 """Compare two policies: run episodes of both from the same starts until a verdict on the new one is certain.
 
-    compare("halfcheetah", "runs/cheetah", not_worse="5%").verdict      # better, not worse, worse, or cannot tell
+    compare("halfcheetah", "runs/spare-leg", not_worse="5%").verdict      # better, not worse, worse, or cannot tell
 
 Verdicts come from tests by betting (`bets`), which may be read after each round: the run ends at the first round that
 decides, and the error still holds.

@@ -111,7 +111,7 @@ def _both_by_worth(objective: Objective, finder: WeightFinder) -> PriorTerms:
         states = known.states if objective.states is None else objective.states
         why = (
             f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
-            "weight of its states; --omega and --states set others"
+            "price on states; --omega and --states set others"
         )
         return PriorTerms(known.omega, states, why, max_worth)
     if isinstance(objective.alpha, Range) or finder.has_dials:
@@ -127,5 +127,5 @@ def _states_by_worth(omega: Any, finder: WeightFinder) -> PriorTerms:
     if known is None:
         unknown = "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
         return PriorTerms(omega, 0.0, unknown)
-    why = f"states is {known.states:.3g}, the weight of the prior's states; --states sets another"
+    why = f"states is {known.states:.3g}, the price on states; --states sets another"
     return PriorTerms(omega, known.states, why)
