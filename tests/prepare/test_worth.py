@@ -265,7 +265,7 @@ def test_a_worth_is_sought_until_it_is_known_or_looks_negative(
             basic=each - cost * (not deterministic),
             addon=None,
             lengths=np.full(WORTH_EPISODES, 10.0),
-            steps=SimpleNamespace(rewards=np.zeros((10, WORTH_EPISODES))),
+            environment_steps=10 * WORTH_EPISODES,
             deterministic=deterministic,
             log_policy=np.full(WORTH_EPISODES, 4.0),
             entropy=np.full(WORTH_EPISODES, 1.0),
