@@ -162,7 +162,7 @@ WINGS = [
     Mutant("rql/algorithms.py", "- 1.0).clamp(-1.0, 1.0)", "- 1.0)", SAC, "critics see actions beyond the bounds"),
     Mutant("rql/algorithms.py", "(2.0 * (actions - self.low)", "(1.0 * (actions - self.low)", SAC, "actions within half of the bounds"),
     Mutant("rql/algorithms.py", "if actions.requires_grad and not log_prior.requires_grad:", "if False:", SAC, "a prior without a gradient"),
-    Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
+    Mutant("learning/multipliers.py", "last, samples, variance)", "last)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "min(0.0, steering.later_earnings)", "0.0", HELD, "an early end in a host that costs nothing"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),

@@ -32,9 +32,9 @@ def play_episodes(
     """
 
     def score_states(observations: np.ndarray | None, ages: np.ndarray) -> torch.Tensor | None:
-        if density is None or prior is None or observations is None:
+        if density is None or observations is None:
             return None
-        return familiarity(density, prior.normalizer, torch.from_numpy(observations), torch.from_numpy(ages))
+        return familiarity(density, torch.from_numpy(observations), torch.from_numpy(ages))
 
     with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as batch:
         return run_episodes(

@@ -43,6 +43,6 @@ def main(options: campaign.Options) -> None:
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
             density = fit_prior_density(prior, request, SingleRank())
-            prices.append(-float(familiarity(density, prior.normalizer, states, ages).mean()))
+            prices.append(-float(familiarity(density, states, ages).mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -68,9 +68,13 @@ class Objective:
                 object.__setattr__(self, name, self.alpha)
 
     @property
+    def unset(self) -> list[str]:
+        """The names of the weights that are neither a number nor a range."""
+        return [name for name in WEIGHTS if getattr(self, name) in (None, "auto", "alpha")]
+
+    @property
     def is_set(self) -> bool:
-        """Whether each weight is a number or a range."""
-        return not any(getattr(self, name) in (None, "auto", "alpha") for name in WEIGHTS)
+        return not self.unset
 
     @property
     def dials(self) -> tuple[Dial, ...]:

@@ -3,8 +3,10 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+Say = Callable[[str], None]  # shows a sentence to the user while something runs
 
 
 def printable(text: str, longest: int = 600) -> str:

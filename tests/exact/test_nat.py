@@ -23,7 +23,7 @@ from torch import Tensor
 from repolicy.exact import MDP, estimator_gradient, exact_gradient, soft_optimal, solve_augmented, solve_residual
 from repolicy.exact.solve import Trajectories, enumerate_trajectories, expected_return
 from repolicy.objective import full, residual
-from repolicy.prepare.worth import EpisodeSums, worth_of
+from repolicy.prepare.worth import ReturnsAndNats, worth_of
 
 END = 0  # the state of an episode that is over: it pays nothing and has no nats
 
@@ -40,11 +40,11 @@ def mortal(draw: st.DrawFn) -> tuple[MDP, float]:
     return MDP(transitions, reward, start, discount=1.0, horizon=draw(st.integers(1, 4 if states == 2 else 3))), alpha
 
 
-def expected(each: Trajectories, probability: Tensor, reward: Tensor, nats: Tensor) -> EpisodeSums:
+def expected(each: Trajectories, probability: Tensor, reward: Tensor, nats: Tensor) -> ReturnsAndNats:
     """Sums over the steps before the end whose plain mean, over all trajectories, is their expectation."""
     alive, weights = (each.states != END).double(), len(each.states) * probability
     returns, told = ((each.along(table) * alive).sum(-1) * weights for table in (reward, nats))
-    return EpisodeSums(returns.numpy(), told.numpy())
+    return ReturnsAndNats(returns.numpy(), told.numpy())
 
 
 @examples

@@ -129,6 +129,10 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
     np.testing.assert_array_equal(reward(*parts[:4], parts[4]), parts[2])
     price = reward(*parts[:4], parts[5]) - parts[2]
     assert float(price.max()) < -1.0
+    ages = np.arange(49, 54).repeat(6).reshape(5, 6) if as_arrays else torch.arange(49, 54).repeat(6, 1).T
+    later = reward(*parts[:4], parts[5], ages) - parts[2]
+    np.testing.assert_array_equal(later[:2], 0.0 * price[:2])  # until age 50 a state is where the episode began
+    np.testing.assert_array_equal(later[2:], price[2:])
     whole = np.ones((5, 6), int) if as_arrays else torch.ones(5, 6, dtype=torch.int)
     np.testing.assert_allclose(reward(*parts[:2], whole, parts[3], parts[5]) - 1.0, price, atol=1e-6)
     with pytest.raises(UsageError, match="the function takes next_observations as well"):

@@ -23,7 +23,15 @@ from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.prepare.states import MAX_STATE_SIZE
 from repolicy.prepare.weights import weights_from_card, weights_from_worths
-from repolicy.prepare.worth import WORTH_EPISODES, EpisodeSums, Worth, Worths, measure_worth, measure_worths, worth_of
+from repolicy.prepare.worth import (
+    WORTH_EPISODES,
+    ReturnsAndNats,
+    Worth,
+    Worths,
+    measure_worth,
+    measure_worths,
+    worth_of,
+)
 from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -32,9 +40,11 @@ from repolicy.runs.settings import Settings
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
-def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[EpisodeSums, EpisodeSums]:
+def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[ReturnsAndNats, ReturnsAndNats]:
     """Episodes with the same nats each, half of them the mode's."""
-    return EpisodeSums(by_mean, np.full(len(by_mean), nats / 2)), EpisodeSums(sampled, np.full(len(sampled), nats / 2))
+    return ReturnsAndNats(by_mean, np.full(len(by_mean), nats / 2)), ReturnsAndNats(
+        sampled, np.full(len(sampled), nats / 2)
+    )
 
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
@@ -50,7 +60,7 @@ def test_the_error_is_that_of_the_ratio() -> None:
     def once(lengths: int) -> Worth:
         long, noise = rng.integers(1, lengths + 1, (2, 400)).astype(float), rng.normal(size=(2, 400))
         returns = 2.0 * long + noise
-        by_mean, sampled = EpisodeSums(returns[0] + 9.0, long[0]), EpisodeSums(returns[1], long[1])
+        by_mean, sampled = ReturnsAndNats(returns[0] + 9.0, long[0]), ReturnsAndNats(returns[1], long[1])
         found = worth_of(by_mean, sampled)
         assert found is not None
         return found
@@ -64,7 +74,7 @@ def test_the_error_is_that_of_the_ratio() -> None:
     nats = np.arange(
         8.0
     )  # a return that is a number plus α times the nats leaves no error, whichever episodes are seen
-    exact = worth_of(EpisodeSums(3.0 + 2.0 * nats, nats), EpisodeSums(3.0 - 2.0 * nats, nats))
+    exact = worth_of(ReturnsAndNats(3.0 + 2.0 * nats, nats), ReturnsAndNats(3.0 - 2.0 * nats, nats))
     assert (exact.value, exact.error) == pytest.approx((2.0, 0.0), abs=1e-12)
 
 
@@ -79,7 +89,7 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         draws = distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
         by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
         entropy = distribution.entropy().double().numpy()
-    found = worth_of(EpisodeSums(ALPHA * by_mode, by_mode), EpisodeSums(ALPHA * draws, entropy))
+    found = worth_of(ReturnsAndNats(ALPHA * by_mode, by_mode), ReturnsAndNats(ALPHA * draws, entropy))
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":

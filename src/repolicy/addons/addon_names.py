@@ -1,6 +1,6 @@
 """Add-ons as a user types them, `hind_leg=10` or `my_rewards.py:quiet=0..2`: names, weights, ranges of weights.
 
-Nothing is imported here: `addons.py` makes an add-on of such requests.
+Nothing is imported here: `addon.py` makes an add-on of such requests.
 """
 
 from collections.abc import Mapping, Sequence

@@ -243,8 +243,8 @@ def warn_of_unfinished(reference: str | Path) -> None:
     folder = RunFolder(Path(reference))
     with contextlib.suppress(RepolicyError):  # a run that cannot be read, or is of another method, gets no warning
         request = folder.request()
-        if request is not None and (sentence := folder.unfinished_notice(request)):
-            Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
+        if request is not None and (notice := folder.unfinished_notice(request)):
+            Terminal().say(f"{folder.path}: {notice}")
 
 
 def _output_file(out: Path | None, path: Path, suffix: str) -> Path:

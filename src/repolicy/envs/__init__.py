@@ -29,6 +29,7 @@ from repolicy.envs.names import (
     with_decoder,
     with_observed_keys,
     with_observed_keys_of,
+    with_option,
 )
 from repolicy.envs.rollout import AddonState, Collector, Rollout, StatefulAddon, Transitions, staggered_cuts
 from repolicy.envs.step import (

@@ -106,10 +106,15 @@ def check_plain(name: str, command: str) -> None:
         raise UsageError(f"{command} needs the environment's own actions, and in {name} a policy gives noise")
 
 
+def with_option(name: str, option: str) -> str:
+    """Return an environment's name with an option more, `KEY=VALUE`."""
+    return f"{name}{'&' if '?' in name else '?'}{option}"
+
+
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
     """Return the name of the environment in which an action is the noise of a generative policy."""
     digest = f"&sha256={sha256}" if sha256 else ""
-    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}{digest}"
+    return with_option(name, f"decoder={file}&noise={noise}&chunk={chunk}{digest}")
 
 
 def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
@@ -120,7 +125,7 @@ def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
         if added and present not in ("", added):
             raise UsageError(f"environment {name!r} is to have {option}={added} too: name these parts only once")
         if added and not present:
-            name += f"{'&' if '?' in name else '?'}{option}={added}"
+            name = with_option(name, f"{option}={added}")
     return name
 
 

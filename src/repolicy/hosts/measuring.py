@@ -1,7 +1,7 @@
 """Episodes of a prior in a host's environments: they set the weights that are not named, and they give the verdict."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -26,12 +26,15 @@ from repolicy.prepare.states import (
     check_enough,
 )
 from repolicy.prepare.weights import Shape, WeightFinder
-from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
+from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAndNats, Worth, Worths, worth_of
 from repolicy.report.differences import mean_and_std
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
+from repolicy.text import Say
 
+MAX_WORTH_EPISODES = 4 * WORTH_EPISODES  # where fewer leave open whether a nat is worth anything
+MAX_ROUNDS = 4  # of sampled episodes, in which there may be too few states for the best fit
 STATE_ENVS = 64  # states are kept of this number of environments at most
 MIN_SHARED_ENVS = 256  # with so many, actors share the environments: each still gets more than `WORTH_EPISODES`
 
@@ -172,20 +175,26 @@ class PriorEpisodes:
         self.by_mean, self.sampled = list[HostEpisodes](), list[HostEpisodes]()
 
     def worths(self) -> Worths:
-        """Return the worth of a nat in the environment's own reward and in the add-on, by some 32 episodes.
-
-        A wish that weighs more than 1 is measured at weight 1, as in the engine.
-        """
+        """Return the worth of a nat by some 32 episodes; by up to 128 where they leave open whether it has any."""
         shared = run_side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
         if shared is not None:
             self.by_mean, self.sampled = shared
-        while sum(len(each.nats) for each in self.by_mean) < WORTH_EPISODES:
+        while (episodes := sum(len(each.nats) for each in self.by_mean)) < WORTH_EPISODES or (
+            episodes < MAX_WORTH_EPISODES and self._worths_so_far().is_open
+        ):
             self.by_mean.append(run_episodes(self.envs, self.prior, sample=False))
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
+        return self._worths_so_far()
+
+    def _worths_so_far(self) -> Worths:
+        """Return the worth of a nat in the environment's own reward and in the add-on.
+
+        A wish that weighs more than 1 is measured at weight 1, as in the engine.
+        """
 
         def worth(name: str, unit: float = 1.0) -> Worth | None:
             by_mean, sampled = (
-                EpisodeSums(_concatenate(each, name) / unit, _concatenate(each, "nats"))
+                ReturnsAndNats(_concatenate(each, name) / unit, _concatenate(each, "nats"))
                 for each in (self.by_mean, self.sampled)
             )
             return worth_of(by_mean, sampled)
@@ -233,7 +242,7 @@ class PriorEpisodes:
         states = sum(len(each.states) for each in self.sampled)
         steps = sum(float(each.lengths[:STATE_ENVS].sum()) for each in self.sampled)
         few = states < MIN_OBSERVATIONS and MAX_STEPS_RATIO * states >= steps
-        return few or (states < MAX_OBSERVATIONS and len(self.sampled) < MAX_STEPS_RATIO)
+        return few or (states < MAX_OBSERVATIONS and len(self.sampled) < MAX_ROUNDS)
 
 
 def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
@@ -331,7 +340,7 @@ def set_weights(
     card: dict[str, Any],
     prior: Shape,
     episodes: PriorEpisodes | None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Steering:
     """Return the steering with all weights set: those not named come from the prior's card, else from `episodes`.
 

@@ -266,7 +266,7 @@ class Method:
         """Return how familiar the next states are to the prior, `[T, N]`; an episode's first states do not count."""
         if self.density is None or not self.steering.objective.states:
             return None
-        found = familiarity(self.density, self.density.normalized, rollout.next_states(), ages)
+        found = familiarity(self.density, rollout.next_states(), ages)
         return found.to(rollout.task_rewards.dtype)
 
     def state(self) -> dict[str, Any]:

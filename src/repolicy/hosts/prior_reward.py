@@ -21,7 +21,7 @@ from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
-from repolicy.prepare.states import MIN_FIT_OBSERVATIONS
+from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, familiarity
 from repolicy.priors import MeanPrior, OpenedPolicy
 
 
@@ -93,14 +93,22 @@ class PriorReward:
         return self.steering.objective
 
     def __call__(
-        self, observations: Any, actions: Any, rewards: Any, log_policy: Any, next_observations: Any = None
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        log_policy: Any,
+        next_observations: Any = None,
+        ages: Any = None,
     ) -> Any:
         """Return the rewards `[...]` of a rollout.
 
         It takes raw observations `[..., O]`, actions as sampled `[..., A]` (choices count from 0), the task's rewards
-        `[...]` and the log-probabilities `[...]` that the policy gave those actions, and where states have a price the
-        observations that the steps led to. All are tensors, and the result is one on their device without a gradient;
-        or all are arrays, and it is an array. It changes none of them. Raises where a part is not finite.
+        `[...]` and the log-probabilities `[...]` that the policy gave those actions. Where states have a price, it also
+        takes the observations that the steps led to and their ages `[...]`, 1 after an episode's first step: the price
+        begins after age 50. Without ages it is paid from the first step on. All are tensors, and the result is one on
+        their device without a gradient; or all are arrays, and it is an array. It changes none of them. Raises where a
+        part is not finite.
 
         A prior of ours computes with torch. Any other gets the observations and actions as they are, so with your own
         `log_prob` in JAX the whole function can be compiled, unless a budget moves its weights or states have a price.
@@ -114,7 +122,7 @@ class PriorReward:
         if objective.reads_prior:
             log_prior = _detached(self._score(observations, actions))
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
-        familiar = self._familiarity(observations, next_observations, rewards)
+        familiar = self._familiarity(observations, next_observations, ages, rewards)
         reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
         if not _is_traced(reward.total):
             parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS}
@@ -124,7 +132,7 @@ class PriorReward:
             self.steering.steer({"prior_kl": prior_kl}, int(np.prod(rewards.shape)))
         return reward.total
 
-    def _familiarity(self, observations: Any, next_observations: Any, rewards: Any) -> Any:
+    def _familiarity(self, observations: Any, next_observations: Any, ages: Any, rewards: Any) -> Any:
         """Return how familiar the next states `[..., O]` are to the prior, `[...]`; None where states have no price."""
         if self.density is None:
             return None
@@ -133,8 +141,11 @@ class PriorReward:
         if tuple(next_observations.shape) != tuple(observations.shape):
             shapes = f"{tuple(next_observations.shape)} and observations {tuple(observations.shape)}"
             raise UsageError(f"next_observations have the shape {shapes}; both must be the same")
-        density = self.density.to(next_observations.device if isinstance(next_observations, Tensor) else "cpu")
-        found = density.familiarity(density.normalized(torch.as_tensor(next_observations).float()))
+        states = torch.as_tensor(next_observations).float()
+        if ages is None:
+            ages = torch.full(states.shape[:-1], SKIPPED_STEPS + 1, device=states.device)
+        _check_same_shape("ages", ages, rewards)
+        found = familiarity(self.density.to(states.device), states, torch.as_tensor(ages, device=states.device))
         return found if isinstance(rewards, Tensor) else found.numpy()
 
 

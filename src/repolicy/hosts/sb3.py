@@ -377,5 +377,4 @@ def _initial_policy(prior: Policy, has_head: bool) -> Policy:
 
 def _critic_prefixes(policy: ActorCriticPolicy) -> tuple[str, ...]:
     """Return the prefixes of those parameters' names that the actions do not depend on."""
-    critic = ("value_net.", "mlp_extractor.value_net.")
-    return critic if policy.share_features_extractor else (*critic, "vf_features_extractor.")
+    return CRITICS if policy.share_features_extractor else (*CRITICS, "vf_features_extractor.")

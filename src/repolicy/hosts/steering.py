@@ -12,19 +12,12 @@ from torch import Tensor
 
 from repolicy.addons import parse_limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import (
-    MAX_VIOLATION,
-    HeldLimit,
-    Limits,
-    budget_violation,
-    expected_rewards,
-    steered_objective,
-)
+from repolicy.learning.multipliers import MAX_VIOLATION, HeldLimit, Limits, expected_rewards, follow_budget
 from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget
-from repolicy.runs import Budget, Settings
+from repolicy.runs import Budget, Settings, budget_of
 from repolicy.text import suggest
 
 DEFAULT_WARMUP = 5  # iterations in which an untrained critic is trained alone
@@ -44,7 +37,7 @@ class Steering:
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
     keep: float | None = None  # share of the old reward a step that the prior's mean action earns
-    kept_limit: str = ""  # the limit that `keep` becomes, once the prior's earnings are measured; omega holds it
+    kept_share: Limits = field(default_factory=Limits)  # the limit that `keep` becomes; omega holds it
     sampling_gap: float = 0.0  # how much less a step of the prior earns with sampled actions than with mean ones
     earnings_by_age: Sequence[float] = (0.0,)  # of the prior's sampled actions at each episode age; 0 once all ended
     later_earnings: float = 0.0  # running mean of what a step earns because episodes end later than the prior's
@@ -56,7 +49,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
-        self.priced_limits, self.kept_share = Limits(parse_limits(self.limits)), Limits(())
+        self.priced_limits = Limits(parse_limits(self.limits))
         if self.objective.is_set or self.objective.dials:
             check_supported(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
@@ -74,13 +67,18 @@ class Steering:
             check_budget(self.objective, self.settings)
 
     @property
+    def kept_limit(self) -> str:
+        """The limit that `keep` becomes, once the prior's earnings are measured; empty before."""
+        return next(iter(self.kept_share), "")
+
+    @property
     def settings(self) -> Settings:
         return Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget, keep=self.keep)
 
     @property
     def budget(self) -> Budget | None:
         """The nats that the policy may spend. None beside `keep`, which moves omega itself."""
-        return None if self.keep else self.settings.budget
+        return None if self.keep else budget_of(vars(self))
 
     @property
     def all_limits(self) -> dict[str, HeldLimit]:
@@ -101,9 +99,8 @@ class Steering:
         """Hold the kept share by this limit on the old reward. A reward that misses the bound by `unit` is off by 1."""
         self.sampling_gap, self.earnings_by_age = sampling_gap, [*earnings_by_age]
         *_, parsed = parse_limits([*self.limits, limit])  # raises where a user's limit is on the same side
-        self.kept_limit = str(parsed)
         self.kept_share = Limits([parsed])
-        self.kept_share[self.kept_limit] = HeldLimit(parsed, unit=unit)
+        self.kept_share[str(parsed)] = HeldLimit(parsed, unit=unit)
 
     def earned_later(self, ages: Tensor, ended: Tensor) -> Tensor:
         """Return what steps at these ages `[T, N]` earn by ends later than the sampled prior's; negative if earlier."""
@@ -129,15 +126,10 @@ class Steering:
             for held in self.kept_share.values():
                 self.objective = replace(self.objective, omega=held.weight)
             if self.budget is not None:
-                self._follow_budget(self.budget, spending, samples)
+                self.objective, self.budget_violation = follow_budget(
+                    self.objective, self.budget, spending, self.budget_violation, samples
+                )
         self.iterations += 1
-
-    def _follow_budget(self, budget: Budget, spending: Mapping[str, float], samples: int) -> None:
-        before, nats = self.budget_violation, spending[budget.metric]
-        omega_alone = self.log_prior_budget is not None
-        variance = spending["below_prior_squares"] - nats**2 if omega_alone else None
-        self.budget_violation = budget_violation(nats, budget.amount, before, samples, variance)
-        self.objective = steered_objective(self.objective, before, self.budget_violation, omega_alone=omega_alone)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores, in plain numbers and words."""

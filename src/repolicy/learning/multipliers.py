@@ -27,7 +27,7 @@ from repolicy.evaluation import ACTIONS, EPISODE_CAP, Evaluation, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
-from repolicy.runs import Estimate, Ranks, Request, Stream, derived_seed
+from repolicy.runs import Budget, Estimate, Ranks, Request, Stream, derived_seed
 
 MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
@@ -106,6 +106,16 @@ def steered_objective(objective: Objective, last: float, violation: float, *, om
     return replace(objective, omega=omega, alpha=alpha)
 
 
+def follow_budget(
+    objective: Objective, budget: Budget, metrics: Mapping[str, float], last: float, samples: int
+) -> tuple[Objective, float]:
+    """Return the objective of the next iteration, and the budget's violation in this one's means over `samples`."""
+    spent, omega_alone = metrics[budget.metric], budget.metric == "below_prior"
+    variance = metrics["below_prior_squares"] - spent**2 if omega_alone else None
+    violation = budget_violation(spent, budget.amount, last, samples, variance)
+    return steered_objective(objective, last, violation, omega_alone=omega_alone), violation
+
+
 @dataclass
 class HeldLimit:
     """A limit with its multiplier, and its violation and usual noise: None before they were measured."""
@@ -136,7 +146,7 @@ class HeldLimit:
 class Limits(dict[str, HeldLimit]):
     """Limits by their text; the engine and hosts measure their quantities in their own ways."""
 
-    def __init__(self, limits: Iterable[Limit]) -> None:
+    def __init__(self, limits: Iterable[Limit] = ()) -> None:
         super().__init__({str(limit): HeldLimit(limit) for limit in limits})
         self.measured: dict[str, Estimate] = {}
 
@@ -253,11 +263,8 @@ class Multipliers:
             self.budget_violation = violation
             return replace(objective, omega=moved_weight(objective.omega, violation, limit_change(violation, last)))
         assert last is not None
-        spent = metrics[budget.metric]
-        variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
-        violation = budget_violation(spent, budget.amount, last, self.settings.iteration_steps, variance)
-        self.budget_violation = violation
-        return steered_objective(objective, last, violation, omega_alone=not self.settings.kl_budget)
+        moved, self.budget_violation = follow_budget(objective, budget, metrics, last, self.settings.iteration_steps)
+        return moved
 
     def state(self) -> dict[str, Any]:
         """Return the numbers of a checkpoint; `prior_rewards` is a tensor, which the worker stores."""

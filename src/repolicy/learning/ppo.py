@@ -39,7 +39,7 @@ class ReturnScale:
         return (self.statistics[2] + 1e-8).sqrt()
 
     def update(self, return_sums: Tensor, critic: RescalableCritic) -> None:
-        """Add a rollout's returns, given as `normalizer.sums` `[3, H]`, and rescale the critic to match.
+        """Add a rollout's returns, given as `moment_sums` `[3, H]`, and rescale the critic to match.
 
         The critic predicts the same returns as before. At the first call it has learned nothing, so it is not rescaled:
         its outputs are about 0, and thus predict the mean.

@@ -35,7 +35,7 @@ class Normalized(NamedTuple):
     """Advantages as the update takes them, and statistics over all ranks."""
 
     advantages: Tensor  # [T, N]
-    target_sums: Tensor  # [3, H] the critic's targets, as `normalizer.sums`
+    target_sums: Tensor  # [3, H] the critic's targets, as `moment_sums`
     explained_variance: float  # share of the returns' variance that the critic explains
 
 

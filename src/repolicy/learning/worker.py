@@ -113,7 +113,7 @@ class Worker:
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Load what `state` returned."""
         if self.prior is not None and self.objective.reads_states:
-            self.density = Density.from_tensors(tensors)
+            self.density = Density.from_tensors(tensors, self.prior.normalizer.bound)
             self.density.check_normalizer(self.prior.normalizer)
         self.learner.restore(tensors)
         for prefix, normalizer in self.normalizers.items():
@@ -286,10 +286,10 @@ class Worker:
 
     def familiarity(self, next_observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
         """Return how familiar the next states are to the prior, or None where the objective does not weigh it."""
-        if self.density is None or self.prior is None or next_observations is None:
+        if self.density is None or next_observations is None:
             return None
         observations = torch.from_numpy(self.env_observations(next_observations))
-        return familiarity(self.density, self.prior.normalizer, observations, torch.from_numpy(ages))
+        return familiarity(self.density, observations, torch.from_numpy(ages))
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

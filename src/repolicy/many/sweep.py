@@ -34,7 +34,7 @@ from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores, ranks
-from repolicy.text import default_out, format_count
+from repolicy.text import Say, default_out, format_count
 
 EPISODES = 50  # of each evaluation
 
@@ -59,7 +59,7 @@ def sweep(
     jobs: int = 0,
     on_ray: bool = False,
     episodes: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> SweepResult:
     """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return the result.
@@ -159,7 +159,7 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}")
 
 
-def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: Say) -> dict[str, Any]:
     """Try the add-on, choose alpha and states by the smallest ω′ above 0, and return what all points share."""
     assert start.saved is not None
     notes = [*start.notes, *try_addon(start.saved.policy, request)]
@@ -186,7 +186,7 @@ def _train(
     request: dict[str, Any],
     start: StartJob,
     at_once: int,
-    say: Callable[[str], None],
+    say: Say,
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
@@ -245,7 +245,7 @@ def _evaluate_all(
     omegas: Sequence[float],
     failed: dict[float, str],
     episodes: int,
-    say: Callable[[str], None],
+    say: Say,
 ) -> SweepResult:
     """Evaluate the prior and all points that could be trained."""
     addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
@@ -260,5 +260,5 @@ def _evaluate_all(
         if omega not in failed:
             run = folder.run(omega)
             mean, sampled = evaluated(f"ω′ {omega:g}", read_policy(run.policy).policy)
-            points.append(Point(omega, run.path, mean, sampled))
+            points.append(Point(omega, run.policy, mean, sampled))
     return SweepResult(request, folder.path, Point(math.inf, folder.prior, *of_prior), points, failed)

@@ -17,7 +17,7 @@ from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual
 from repolicy.policies import Policy
-from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
+from repolicy.runs import Request, Settings, command_words, format_table
 from repolicy.text import format_count, format_number
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
@@ -30,7 +30,7 @@ class Point:
     """One value of ω′, and the evaluations of the policy that was trained with it."""
 
     omega: float
-    folder: Path
+    policy: Path  # its file; of a dial, the one file of all positions
     mean: Evaluation  # with the mean action
     sampled: Evaluation
     label: str = ""  # name of the point, where omega alone is not enough
@@ -57,10 +57,6 @@ class Point:
         """The mean basic return, or None where the environment has no basic reward."""
         column = self.main_evaluation.columns.get("basic_reward")
         return None if column is None else column.mean
-
-    @property
-    def policy(self) -> Path:
-        return RunFolder(self.folder).policy
 
     def as_dict(self) -> dict[str, Any]:
         """Return the distance to the prior (with sampled actions), and both evaluations."""
@@ -221,7 +217,9 @@ class SweepResult:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
         arguments = point_arguments(self.request, point.omega, SweepFolder(self.folder))
-        return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
+        return shlex.join(
+            ["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.policy.parent}-longer"]
+        )
 
 
 def evaluate_point(
@@ -269,8 +267,7 @@ def as_dict(swept: SweepResult) -> dict[str, Any]:
     """Return the content of `sweep.json`; numbers that are not finite become null."""
 
     def point_as_dict(point: Point) -> dict[str, Any]:
-        file = point.policy if math.isfinite(point.omega) else point.folder
-        return {"omega": point.omega, "policy": str(file)} | point.as_dict()
+        return {"omega": point.omega, "policy": str(point.policy)} | point.as_dict()
 
     content = {
         "request": swept.request,

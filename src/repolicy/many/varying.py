@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name
+from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, with_option
 from repolicy.errors import UsageError
 from repolicy.many.bets import VERDICT_ORDER, Verdict
 from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
@@ -155,9 +155,7 @@ def compare_around(
     for values in product(*axes.values()):
         place_options = dict(zip(axes, values, strict=True))
         text = "&".join(f"{key}={value:g}" for key, value in place_options.items())
-        place_env = name
-        if text:
-            place_env += ("&" if "?" in name else "?") + text
+        place_env = with_option(name, text) if text else name
         comparison = compare(
             *sides, place_env, not_worse, error=error / VALUES_PER_OPTION ** len(axes),
             progress=None if progress is None else partial(progress, text), trust=trust, **others,

@@ -1,7 +1,7 @@
 """`repolicy.plan`: make a planner from a prior and a wish, and choose its weights and its number of samples."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -40,8 +40,7 @@ from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_r
 from repolicy.prepare.weights import EnvWeightFinder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings, one_thread
-
-Say = Callable[[str], None]
+from repolicy.text import Say
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -20,12 +20,13 @@ from repolicy.addons import TRUST_HINT, check_trust, env_from_card
 from repolicy.envs import Envs, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.files import check_shape, check_writable, file_sum, read_json, write_bytes, write_json
-from repolicy.planning.asking import Planned, Say, plan
+from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, frozen, read_card, save_policy, trainable_copy
 from repolicy.priors import PLAN_FILE, OpenedPolicy, Samples, fit, is_plan, saved_policy_bytes
 from repolicy.runs import one_thread, versions
+from repolicy.text import Say
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {

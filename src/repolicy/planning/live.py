@@ -18,11 +18,12 @@ import numpy as np
 from repolicy.addons import Addon
 from repolicy.envs import Transitions, make_envs, make_one_env
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.planning.asking import Planned, Say
+from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.planner import effective
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.runs import one_thread
+from repolicy.text import Say
 
 LOCALHOST = "127.0.0.1"
 SMOOTHING = 0.98  # of the running means of rewards

@@ -73,6 +73,7 @@ class Candidates:
     deviations: np.ndarray  # [N, K, T, A], deviations from the prior in units of its std; the first of the K is 0
     scores: np.ndarray  # [N, K]; −∞ where the simulation broke down
     weights: np.ndarray  # [N, K], sum to 1 over K
+    spread: np.ndarray  # [N, A], the std of the prior's actions, before any tanh
 
     @property
     def plans(self) -> np.ndarray:
@@ -148,7 +149,7 @@ class Planner:
         spread = spread_of(self.prior, observations)
         scores = simulated(self.model, self.prior, observations, deviations, spread, self.score, search.closed)
         lambda_ = search.temperature or temperature(scores, search.share * search.samples)
-        return Candidates(deviations, scores, normalized(scores / lambda_))
+        return Candidates(deviations, scores, normalized(scores / lambda_), spread)
 
 
 def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:
@@ -172,8 +173,9 @@ class Planning:
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         prior = self._planner.prior
         mode = prior.actor(1, len(observations))(observations)
-        spread = spread_of(prior, observations)
-        mean = torch.from_numpy((mode + spread * self._deviations(observations)).astype(np.float32))
+        deviations = self._deviations(observations)
+        spread = self.candidates.spread
+        mean = torch.from_numpy((mode + spread * deviations).astype(np.float32))
         kind = SquashedGaussian if prior.family.squashes else Gaussian
         distribution = kind(mean, torch.from_numpy(spread).log())
         self._distributions.append(distribution)

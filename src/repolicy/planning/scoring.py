@@ -77,7 +77,7 @@ def simulated(
     transitions = Transitions(np.stack(visited[:-1]), np.stack(sent), np.stack(visited[1:]), stack_infos(infos))
     log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
     log_ratio = (log_chosen - log_modes).numpy()
-    rewards = step_rewards(score, prior, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
+    rewards = step_rewards(score, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
     rewards[has_ended[:-1]] = rewards.min() - score.end_cost  # a plan must not gain by what comes after an end
     total = (score.discount ** np.arange(steps)) @ rewards
     if score.value is not None:
@@ -89,9 +89,7 @@ def simulated(
     return total.reshape(count, samples)
 
 
-def step_rewards(
-    score: Score, prior: Policy, transitions: Transitions, log_ratio: np.ndarray, ends: np.ndarray
-) -> np.ndarray:
+def step_rewards(score: Score, transitions: Transitions, log_ratio: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the rewards of steps `[T, B]`. log_ratio: log π(a|s) − log π(m|s). ends: whether a step ends its episode.
 
     A step that ends its episode also costs `end_cost`. Its own reward counts: an episode may have no other step.
@@ -103,6 +101,6 @@ def step_rewards(
             raise
         raise UsageError(f"{error}; a planner's model rebuilds no other entries") from error
     if score.density is not None and score.states:
-        inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
+        inputs = score.density.normalized(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
     return rewards - score.end_cost * ends

@@ -167,7 +167,7 @@ class Tree:
         shape = (len(rows), 1)
         observations, actions, after = (np.stack(parts) for parts in zip(*(row[:3] for row in rows), strict=True))
         steps = Transitions(observations, actions, after, stack_infos([row.info for row in rows]))
-        return step_rewards(self._score_without_prior, self.prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
+        return step_rewards(self._score_without_prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
 
     def _log_prior(self, observation: np.ndarray) -> np.ndarray:
         logits = self._network(self._normalize(observation))[0].astype(np.float64)

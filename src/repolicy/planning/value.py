@@ -82,7 +82,7 @@ def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
     observations = torch.from_numpy(rollout.observations[:-1])
     modes = prior(observations).mode()
     log_ratio = (prior.log_prob(observations, rollout.actions) - prior.log_prob(observations, modes)).numpy()
-    return step_rewards(score, prior, rollout.transitions, log_ratio, rollout.terminated)
+    return step_rewards(score, rollout.transitions, log_ratio, rollout.terminated)
 
 
 def discounted_sums(

@@ -61,15 +61,18 @@ class Density:
         return {f"states.{name}": getattr(self, name) for name in PARTS}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Density":
-        """Return the density that `tensors` stored. Raise ValueError if shapes, types or values are wrong."""
+    def from_tensors(cls, tensors: dict[str, Tensor], bound: float = OBSERVATION_BOUND) -> "Density":
+        """Return the density that `tensors` stored, of a normalizer with this bound.
+
+        Raise ValueError if shapes, types or values are wrong.
+        """
         parts: list[Any] = [tensors[f"states.{name}"] for name in PARTS]
         size = len(parts[0]) if parts[0].dim() else 0
         shapes = [[size], [size, size], [], [size], [size]]
         for name, part, shape in zip(PARTS, parts, shapes, strict=True):
             if list(part.shape) != shape or part.dtype != torch.float64 or not bool(torch.isfinite(part).all()):
                 raise ValueError(f"states.{name} is {list(part.shape)} {part.dtype}, not finite float64 {shape}")
-        return cls(*parts)
+        return replace(cls(*parts), bound=bound)
 
     def check_normalizer(self, normalizer: Normalizer) -> None:
         """Raise if the density was fitted with another normalizer, because it would then be wrong in every state."""

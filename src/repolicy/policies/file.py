@@ -1,7 +1,7 @@
 """The file of a policy: its weights, the prior that it was customized from, and a card that describes its training."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,7 +220,7 @@ def _read_density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | 
     if prior is None or "states.mean" not in tensors:
         return None
     try:
-        density = replace(Density.from_tensors(tensors), bound=prior.normalizer.bound)
+        density = Density.from_tensors(tensors, prior.normalizer.bound)
         density.check_normalizer(prior.normalizer)
     except (UsageError, KeyError, ValueError) as error:
         raise FileError(f"{path} is no whole policy: {error}") from None

@@ -1,7 +1,7 @@
 """Open the prior of a customization, and choose the policy that the actor starts as."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from repolicy.priors import (
 )
 from repolicy.readers.reading import Options
 from repolicy.runs import Result, Settings, command_options, validate_settings
+from repolicy.text import Say
 
 INITS = ("auto", "copy", "clone")  # any other value of `init` is the file of the policy that the actor starts as
 
@@ -78,7 +79,7 @@ class Start:
             agent = agent.mean
         return with_observation_roles(env, getattr(agent, "observation_size", 0), backend)
 
-    def fit_clone(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
+    def fit_clone(self, env: str, settings: Settings, file: Path, say: Say) -> "Start":
         """Return a start whose actor is fitted to the prior, where the prior cannot be copied."""
         prior = self.scoring_prior
         if prior is None:

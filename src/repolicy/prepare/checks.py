@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 
 from repolicy.addons import addon_names, check_env, combine_addons, parse_limits
-from repolicy.envs import probe_env
+from repolicy.envs import probe_env, with_option
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
-from repolicy.prepare.weights import Say, collect_trial
+from repolicy.prepare.weights import collect_trial
 from repolicy.runs import ACTOR_SETTINGS, Request, Settings, check_dials, spec_for
+from repolicy.text import Say
 
 NO_ADDON = (
     "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
@@ -46,7 +47,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         if reward.min() == reward.max() and not request.sparse:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
             if any(addon.weights) and not reward.any() and (option := addon_names.enabling_option(name)):
-                why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
+                why = f"{env} counts it with the weight 0, so name it as {with_option(env, option)}"
             same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
             raise UsageError(f"add-on {name!r} {same}; {why}")
         ends = f"{reward.min():.3g} to {reward.max():.3g}"

@@ -6,17 +6,15 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import addon_names, combine_addons
-from repolicy.envs import probe_env
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policies import make_policy
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
-from repolicy.prepare.weights import collect_trial
+from repolicy.prepare.weights import collect_trial, untrained_policy
 from repolicy.priors import Scorer, ScoringPrior, read_policy
-from repolicy.runs import Request, RunFolder, spec_for, versions
+from repolicy.runs import Request, RunFolder, versions
 
-FINGERPRINT_STEPS = 32  # trial steps of each environment, compared when a run is resumed
-FINGERPRINT_TOLERANCE = 1e-3  # share of a number's largest value; processors round differently, and robots amplify it
+COMPARED_STEPS = 32  # trial steps of each environment, compared when a run is resumed
+COMPARED_TOLERANCE = 1e-3  # share of a number's largest value; processors round differently, and robots amplify it
 
 
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
@@ -49,11 +47,8 @@ def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPr
     """Return the numbers of environment, add-ons and scoring prior in trial steps, up to the first error."""
     settings, numbers = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
-        if request.prior:
-            agent = read_policy(folder.prior).policy
-        else:
-            agent = make_policy(spec_for(probe_env(request.env, settings.backend), settings), settings.seed)
-        rollout = collect_trial(agent, request.env, settings, FINGERPRINT_STEPS)
+        agent = read_policy(folder.prior).policy if request.prior else untrained_policy(request.env, settings)
+        rollout = collect_trial(agent, request.env, settings, COMPARED_STEPS)
         numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
             numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
@@ -72,6 +67,6 @@ def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> 
         if after is None or after.shape != before.shape:
             return name
         scale = before.nan_to_num().abs().amax((0, 1))  # of each number; where it is 0, what stays 0 is 0 / 0
-        if not torch.allclose(after / scale, before / scale, rtol=0.0, atol=FINGERPRINT_TOLERANCE, equal_nan=True):
+        if not torch.allclose(after / scale, before / scale, rtol=0.0, atol=COMPARED_TOLERANCE, equal_nan=True):
             return name
     return None

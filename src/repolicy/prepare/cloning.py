@@ -6,7 +6,6 @@ prior scores samples of the clone; no samples of the prior are needed.
 """
 
 import math
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from repolicy.policies import (
 )
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, ScoringPrior, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, Stream, derived_seed, ranks
-from repolicy.text import format_digits
+from repolicy.text import Say, format_digits
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
 FIT_EPOCHS = 30  # maximum for a round of regression
@@ -49,9 +48,7 @@ NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not d
 MAX_EPISODE_STEPS = 1_000  # in the episodes that compare prior and clone
 
 
-def clone(
-    prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Callable[[str], None]
-) -> tuple[SavedPolicy, bytes]:
+def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
     """Fit a policy to the prior, and return it with the content of its file.
 
     If `file` already holds a clone, that one is returned instead; `claim_folder` sees whether it is of this prior.

@@ -8,9 +8,10 @@ from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy
-from repolicy.prepare.weights import EnvWeightFinder, NoiseWeightFinder, Say, WeightFinder, training_alpha
+from repolicy.prepare.weights import EnvWeightFinder, NoiseWeightFinder, WeightFinder, training_alpha
 from repolicy.ranges import Range
 from repolicy.runs import Settings
+from repolicy.text import Say
 
 
 class Decision(NamedTuple):

@@ -18,7 +18,7 @@ from repolicy.evaluation import EVALUATION_SEED, MAX_ENVS, Evaluation, run_episo
 from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths
-from repolicy.prepare.worth import EpisodeSums, Worth, Worths, nats_of, worth_of
+from repolicy.prepare.worth import ReturnsAndNats, Worth, Worths, nats_of, worth_of
 from repolicy.runs import spec_for
 
 DIAGNOSIS_ENVS, DIAGNOSIS_STEPS = 16, 1_000
@@ -119,7 +119,7 @@ def diagnose(
     untrained = measure_episodes(unskilled, env, addon, False, backend)
 
     basic_worth, addon_worth = (
-        worth_of(EpisodeSums(mean_returns, mean_action.nats), EpisodeSums(sampled_returns, sampled.nats))
+        worth_of(ReturnsAndNats(mean_returns, mean_action.nats), ReturnsAndNats(sampled_returns, sampled.nats))
         for mean_returns, sampled_returns in ((mean_action.basic, sampled.basic), (mean_action.addon, sampled.addon))
     )
     if nat_worth is not None and nat_worth.is_known:

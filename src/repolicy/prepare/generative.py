@@ -199,9 +199,6 @@ class BestOf:
         """Return zeros, because the best of several draws has no density in closed form."""
         return torch.zeros(actions.shape[:-1])
 
-    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.log_probs(actions)
-
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         return actions
 

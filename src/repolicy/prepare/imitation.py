@@ -17,7 +17,7 @@ from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_st
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
-from repolicy.text import format_digits
+from repolicy.text import Say, format_digits
 
 TRIAL_EPISODES = 10
 IMITATION = "imitation"  # `which` in the card of the file
@@ -42,7 +42,7 @@ def imitate(
     hidden: tuple[int, ...] = (256, 256),
     state_std: bool = False,
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
     progress: Callable[[int, float], None] = lambda *_: None,
 ) -> Imitation:
     """Fit a policy to demonstrations until the held-out likelihood stops rising, and write its file.

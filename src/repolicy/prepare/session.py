@@ -10,7 +10,7 @@ from typing import Any, Self
 from repolicy.addons import Limit, Wish, addon_names, check_trust
 from repolicy.envs import EnvLike, env_name, find_session_only, parse_env_name
 from repolicy.errors import UsageError
-from repolicy.objective import WEIGHTS, Objective
+from repolicy.objective import Objective
 from repolicy.objective_names import objective_name
 from repolicy.policies import Policy
 from repolicy.priors import qualname_of, restore_decoder
@@ -184,8 +184,7 @@ def resume_choices(
     names_no_omega = objective == before.objective or not isinstance(objective.omega, float)
     if settings.budget is None and names_no_omega:
         settings = replace(settings, **{name: getattr(before.settings, name) for name in BUDGETS})
-    unset = [name for name in WEIGHTS if getattr(objective, name) in (None, "auto", "alpha")]
-    return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
+    return replace(objective, **{name: getattr(before.objective, name) for name in objective.unset}), settings
 
 
 def display_callbacks(progress: bool | None) -> list[Any]:

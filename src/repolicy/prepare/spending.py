@@ -5,7 +5,7 @@ import math
 from repolicy.envs import probe_env
 from repolicy.evaluation import EPISODE_CAP
 from repolicy.prepare import states, weights
-from repolicy.prepare.claiming import FINGERPRINT_STEPS
+from repolicy.prepare.claiming import COMPARED_STEPS
 from repolicy.runs import Request
 
 ENVS_PER_PROBE = 8  # training environments for each environment that measures the mean action, for limits and keep
@@ -41,7 +41,7 @@ def estimate_spending(
         limit_steps += 3 * RETURN_EPISODES * longest  # of the prior before and after the run, and of its policy
     return {
         "to fit the actor": fitting_steps,
-        "to try the wish": weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + FINGERPRINT_STEPS),
+        "to try the wish": weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + COMPARED_STEPS),
         "to find the weights": weights_steps,
         "without training": untrained_steps,
         "for the prior's states": states.steps_to_collect(settings.steps) if request.objective.reads_states else 0,

@@ -1,6 +1,6 @@
 """Fit the density of the states that a prior visits, once before customizing. No reward is read."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import closing
 
 import numpy as np
@@ -90,6 +90,6 @@ def check_enough(states: int, length: float) -> None:
         raise UsageError(f"{soon} (the first {SKIPPED_STEPS} of an episode are left out): --states 0 goes without them")
 
 
-def familiarity(density: Density, normalize: Callable[[Tensor], Tensor], observations: Tensor, ages: Tensor) -> Tensor:
+def familiarity(density: Density, observations: Tensor, ages: Tensor) -> Tensor:
     """Return the familiarity of next observations, 0 in an episode's first steps, which the policy has not caused."""
-    return density.familiarity(normalize(observations)).masked_fill_(ages <= SKIPPED_STEPS, 0.0)
+    return density.familiarity(density.normalized(observations)).masked_fill_(ages <= SKIPPED_STEPS, 0.0)

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +19,7 @@ from repolicy.prepare.states import MAX_STATE_SIZE, SKIPPED_STEPS
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, Worth, Worths, measure_worths
 from repolicy.ranges import Range
 from repolicy.runs import Settings, one_thread, spec_for
-from repolicy.text import strip_version
+from repolicy.text import Say, strip_version
 
 # The temperatures of the paper, by environment (of any version).
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
@@ -36,8 +35,6 @@ MEASURING_SHARE = 0.25  # largest share of a run's steps that is spent on measur
 MIN_EPISODES = 8  # episodes of each kind in a measurement, also in a short run
 
 TRIAL_ENVS, TRIAL_STEPS = 8, 256
-
-Say = Callable[[str], None]
 
 
 class Shape(Protocol):
@@ -218,12 +215,17 @@ class NoiseWeightFinder(EnvWeightFinder):
 # From trial steps -----------------------------------------------------------------------------------------------------
 
 
+def untrained_policy(env: str, settings: Settings) -> Policy:
+    """Return the policy that training from nothing begins with."""
+    return make_policy(spec_for(probe_env(env, settings.backend), settings), settings.seed)
+
+
 def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
     """Return alpha for training from nothing: the environment's entry in `ALPHAS`, else scaled from trial rewards."""
     name = strip_version(env)
     if name in ALPHAS:
         return ALPHAS[name], f"the usual one for {name}"
-    policy = make_policy(spec_for(probe_env(env, settings.backend), settings), settings.seed)
+    policy = untrained_policy(env, settings)
     steps = collect_trial(policy, env, settings)
     rewards = steps.basic
     if objective.reads_addon and wishes:

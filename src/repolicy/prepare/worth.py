@@ -35,7 +35,7 @@ class Worth:
         return self.value > 2 * self.error
 
 
-class EpisodeSums(NamedTuple):
+class ReturnsAndNats(NamedTuple):
     """Returns and nats of some episodes, each `[E]`.
 
     Nats are log π of the mean actions, or the entropy where actions were sampled. Both sums go over the same steps.
@@ -52,7 +52,7 @@ def nats_of(found: Evaluation) -> np.ndarray:
     return nats
 
 
-def worth_of(by_mean: EpisodeSums, sampled: EpisodeSums) -> Worth | None:
+def worth_of(by_mean: ReturnsAndNats, sampled: ReturnsAndNats) -> Worth | None:
     """Return what a nat is worth in these episodes.
 
     The result is None where a return is not finite (NaN: the environment has no reward), or where there are no nats.
@@ -80,7 +80,7 @@ def measure_worth(
     """Run episodes and return what a nat is worth in the total reward, or in the add-ons' alone."""
     both = _evaluate_both(policy, env, episodes, EVALUATION_SEED, addons, backend)
     reward = "addon" if addon_alone else "total"
-    return worth_of(*(EpisodeSums(getattr(each, reward), nats_of(each)) for each in both))
+    return worth_of(*(ReturnsAndNats(getattr(each, reward), nats_of(each)) for each in both))
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,11 @@ class Worths:
     @property
     def measured(self) -> list[Worth]:
         return [worth for worth in (self.basic, self.addon) if worth is not None]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more episodes may make a worth significant: none is yet, and one does not look negative."""
+        return not self.known and any(worth.value > -worth.error for worth in self.measured)
 
     @property
     def upper_bound(self) -> float:
@@ -123,8 +128,7 @@ def measure_worths(
         seed = EVALUATION_SEED + episodes * len(rounds)  # the environments of a round have consecutive seeds
         rounds.append(_evaluate_both(policy, env, episodes, seed, addons, backend))
         found = _pool_rounds(rounds)
-        is_possible = any(worth.value > -worth.error for worth in found.measured)
-        if found.known or not is_possible or found.steps >= max_steps:
+        if not found.is_open or found.steps >= max_steps:
             return found
 
 
@@ -132,9 +136,9 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     """Return the worths by the episodes of all rounds together."""
     by_mean, sampled = zip(*rounds, strict=True)
 
-    def pooled(evaluations: tuple[Evaluation, ...], reward: str) -> EpisodeSums:
+    def pooled(evaluations: tuple[Evaluation, ...], reward: str) -> ReturnsAndNats:
         returns = np.concatenate([getattr(each, reward) for each in evaluations])
-        return EpisodeSums(returns, np.concatenate([nats_of(each) for each in evaluations]))
+        return ReturnsAndNats(returns, np.concatenate([nats_of(each) for each in evaluations]))
 
     def worth_in(reward: str) -> Worth | None:
         return worth_of(pooled(by_mean, reward), pooled(sampled, reward))

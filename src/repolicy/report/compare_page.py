@@ -1,6 +1,5 @@
 """Write the page of a comparison of two policies: the terminal's sentences and tables, and films."""
 
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from repolicy.priors import is_code, is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.pieces import films_for_page
-from repolicy.text import capitalize, format_number
+from repolicy.text import Say, capitalize, format_number
 
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
 VERDICT_WORDS = (
@@ -20,9 +19,7 @@ VERDICT_WORDS = (
 )
 
 
-def write_compare_report(
-    around: VariedComparison, old: str, new: str, folder: Path, say: Callable[[str], None] = lambda _: None
-) -> Path:
+def write_compare_report(around: VariedComparison, old: str, new: str, folder: Path, say: Say = lambda _: None) -> Path:
     """Write `report.html`: the verdict, the table of varied options, all quantities, and films at the worst place."""
     worst = around.worst
     (old_film, new_film), complaint = _film(worst, (old, new), say)
@@ -58,7 +55,7 @@ def _places_table(around: VariedComparison) -> str:
     return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)
 
 
-def _film(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes], str]:
+def _film(place: Place, policies: tuple[str, ...], say: Say) -> tuple[list[bytes], str]:
     files = [policy_path(policy) for policy in policies if not is_code(policy)]
     if len(files) < 2 or not all(is_plan(file) or is_repolicy_file(file) for file in files):
         return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"

@@ -1,7 +1,7 @@
 """Write the page of a dial: the rewards at positions between prior and customized policy, and sliders over them."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
 from repolicy.report.pieces import films_for_page
 from repolicy.report.sweep_page import Beside
-from repolicy.text import capitalize
+from repolicy.text import Say, capitalize
 
 METHOD_WORDS = {
     "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
@@ -48,7 +48,7 @@ def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Bes
     return tuple(points)
 
 
-def _film_positions(dialed: DialedPolicy, env: str, say: Callable[[str], None]) -> tuple[list[bytes], str]:
+def _film_positions(dialed: DialedPolicy, env: str, say: Say) -> tuple[list[bytes], str]:
     """Return a film of the prior and of each position; films need files, so positions are written to a folder."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dialed.positions))]
@@ -93,7 +93,7 @@ def write_dial_report(
     swept: SweepResult,
     addons: Sequence[str],
     sweep_points: Sequence[Beside],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the folder of the evaluated positions.
 

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from repolicy.envs import env_maker, envpool_names, parse_env_name
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
 from repolicy.priors import find_policy, is_plan
-from repolicy.text import format_count
+from repolicy.text import Say, format_count
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
@@ -58,7 +58,7 @@ class Shot:
     """The film's quality is lowered until its size is below this; 0: no limit."""
 
 
-def render_films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
+def render_films(shots: Sequence[Shot], say: Say = lambda _: None) -> list[bytes]:
     """Render the films; raise CANNOT_RENDER where no graphics library works.
 
     `say` prints the number of pictures, the time left after the second picture, and again every ten seconds.
@@ -108,7 +108,7 @@ def libraries() -> tuple[str, ...]:
     return (requested,) if requested in LIBRARIES else LIBRARIES
 
 
-def _render_in_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
+def _render_in_process(folder: str, library: str, say: Say) -> tuple[int, str]:
     """Run `filming.main` in a process with this graphics library, and return its exit code and last line on stderr."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.filming import main; main()", folder]

@@ -1,6 +1,6 @@
 """Pieces that the pages of runs, hosts, dials and sweeps share: tables, tiles, histograms and films of evaluations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from repolicy.envs import parse_env_name
@@ -10,7 +10,7 @@ from repolicy.report import charts, page
 from repolicy.report.differences import Difference, differences, mean_and_std
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
-from repolicy.text import format_number
+from repolicy.text import Say, format_number
 
 FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
@@ -102,7 +102,7 @@ def distribution_section(evaluations: dict[str, Evaluation]) -> str:
     return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)
 
 
-def films_for_page(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
+def films_for_page(shots: Sequence[Shot], say: Say = lambda _: None) -> tuple[list[bytes], str]:
     """Render films and return them with an empty complaint; on failure return empty films and the reason.
 
     All films share `FILM_BYTES`, so many films are smaller each.

@@ -2,7 +2,6 @@
 
 import hashlib
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from repolicy.report.pieces import reward_table
 from repolicy.report.run_page import evaluate_with_prior, repeat_command
 from repolicy.report.verdict import basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
-from repolicy.text import capitalize, format_count, printable
+from repolicy.text import Say, capitalize, format_count, printable
 
 EPISODES = 20
 FILM_SUFFIXES = (".mp4", ".gif")
@@ -35,7 +34,7 @@ def push(
     episodes: int = EPISODES,
     trust: bool = False,
     reading: Options | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> dict[str, Any]:
     """Upload a policy, or that of a run, with a model card, and return its address, revision and files.
 

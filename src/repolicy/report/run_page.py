@@ -3,7 +3,7 @@
 import contextlib
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -30,14 +30,14 @@ from repolicy.report.pieces import (
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
 from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, ranks, recipe
-from repolicy.text import capitalize
+from repolicy.text import Say, capitalize
 
 EPISODES = 50
 
 
 @with_torch_defaults()
 def write_report(
-    out: str | Path | Result, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
+    out: str | Path | Result, episodes: int = EPISODES, say: Say = lambda _: None, trust: bool = False
 ) -> Path:
     """Evaluate a run's policy, and its prior if it has one, film both, write `report.html`, and return its path.
 
@@ -163,7 +163,7 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
         spent = _last_logged(folder, budget.metric)
         lead += f" At its end: {budget.comparison.format(spent, budget.amount)}." if math.isfinite(spent) else ""
     if warning := folder.unfinished_notice(request):
-        lead += f" <strong>{warning}</strong>"
+        lead += f" <strong>{capitalize(warning)}.</strong>"
     return lead
 
 

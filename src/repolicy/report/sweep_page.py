@@ -1,7 +1,7 @@
 """Write the page of a sweep: a slider that selects verdict, film and table, and the trade-off chart; dials use both."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -21,16 +21,16 @@ from repolicy.report.pieces import (
     reward_tiles,
 )
 from repolicy.report.verdict import basis, verdict
-from repolicy.text import capitalize, format_count, format_number
+from repolicy.text import Say, capitalize, format_count, format_number
 
 MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
 SCRIPT = (Path(__file__).parent / "sliders.js").read_text()
 
 
-def write_sweep_report(swept: SweepResult, say: Callable[[str], None] = lambda _: None) -> Path:
+def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = swept.request["env"]
-    files = [swept.prior.folder, *(point.policy for point in swept.points)]
+    files = [point.policy for point in (swept.prior, *swept.points)]
     pictures, complaint = films_for_page([Shot(str(file), env) for file in files], say)
     addons, states, alpha = " + ".join(swept.request["addons"]), swept.request["states"], swept.request["alpha"]
     price = f"a price of {states:.3g} for a nat of new states; " if states else ""

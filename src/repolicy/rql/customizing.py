@@ -167,8 +167,7 @@ def customize(
     if is_discrete and objective.states is None:
         objective = replace(objective, states=0.0)
     if before is not None:
-        unset = [name for name in ("omega", "alpha", "states") if getattr(objective, name) is None]
-        objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
+        objective = replace(objective, **{name: getattr(before.objective, name) for name in objective.unset})
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
 

@@ -117,7 +117,7 @@ class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, *ends_and_info = self.env.step(action)
         self._age += 1
         row = torch.from_numpy(_row(observation))
-        price = self.weight * float(familiarity(self.density, self.density.normalized, row, self._age))
+        price = self.weight * float(familiarity(self.density, row, self._age))
         return observation, float(reward) + price, *ends_and_info
 
 

@@ -191,12 +191,12 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def unfinished_notice(self, request: Request) -> str:
-        """Return a sentence on how far an unfinished run is; empty for a finished one."""
+        """Return in words how far an unfinished run is; empty for a finished one."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
         wanted = request.settings.steps
         if done >= wanted:
             return ""
-        return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
+        return f"this run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is"
 
     def latest_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
         """Return (tensors, header, warnings about damaged files) of the newest whole checkpoint, or None."""

@@ -1,7 +1,6 @@
 """An HTML file that asks which of two clips is better. It needs no server and no network."""
 
 import base64
-from collections.abc import Callable
 from contextlib import closing
 from html import escape
 from pathlib import Path
@@ -14,7 +13,7 @@ from repolicy.policies import Policy, save_policy
 from repolicy.priors import OpenedPolicy
 from repolicy.report import page
 from repolicy.report.movie import Shot, render_films
-from repolicy.text import format_count
+from repolicy.text import Say, format_count
 from repolicy.wishes.pairs import CANDIDATES, Pairs, candidates, choose_pairs, fingerprint
 
 SCRIPT = (Path(__file__).parent / "ask.js").read_text()
@@ -39,7 +38,7 @@ def ask(
     wish: str = "",
     question: str = "Which of the two is better?",
     width: int = 320,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
 ) -> Pairs:
     """Write a page that asks about pairs of clips, and a file with the pairs, into a folder.
 

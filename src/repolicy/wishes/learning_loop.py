@@ -29,7 +29,7 @@ from repolicy.policies import ActionSpace, Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.report.filming import use_tracking_camera
-from repolicy.text import format_count
+from repolicy.text import Say, format_count
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.keys import Keys
 from repolicy.wishes.pairs import fingerprint
@@ -41,8 +41,6 @@ ENVS, ALONE_STEPS = 16, 16_000  # environments, and steps in all, of the policy 
 MIN_RESPONSE, MAX_RESPONSE = 0.25, 2.0  # the bounds of a response that changes the unit of the next inference
 MIN_WINDOWS = 5  # that the person began; with fewer the standard error itself is too uncertain
 PATIENCE = 2  # rounds without improvement that end the loop
-
-Say = Callable[[str], None]
 
 
 def record(
