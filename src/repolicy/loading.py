@@ -59,6 +59,14 @@ def load_object(reference: str, what: str) -> Any:
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{hint}") from None
 
 
+def load_function(reference: str, what: str) -> Callable[..., Any]:
+    """Import the function `module:name` or `path/to/file.py:name`, or anything else that can be called."""
+    function = load_object(reference, what)
+    if not callable(function):
+        raise UsageError(f"{what} {reference!r} is a {type(function).__name__}, and no function")
+    return function
+
+
 def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package, which imports each name from its module in `homes` on first use."""
 

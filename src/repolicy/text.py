@@ -62,7 +62,7 @@ def format_number(value: float, like: float | None = None, plus: bool = False) -
 
 def strip_version(env: str) -> str:
     """Return the name of an environment without its version and options."""
-    return env.partition("?")[0].rsplit("-v", 1)[0]
+    return re.sub(r"-v\d+$", "", env.partition("?")[0])
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -124,6 +124,7 @@ def test_functions_that_copied_one_name_are_several() -> None:
     found = combine_addons(requests_of([times(1.0), times(1000.0)]))
     assert found.titles == ("sum", "sum_2")
     assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
+    assert titles_of(["runs (old)/calm.safetensors", "theirs.py:quiet"]) == ("calm", "quiet")
     assert titles_of(["mine.py:quiet", "theirs.py:quiet"]) == ("mine.py:quiet", "theirs.py:quiet")
 
 
@@ -159,6 +160,8 @@ def test_joints_are_where_gymnasium_says() -> None:
         ("hind_leg(joint=knee)", "no joint 'knee'; choose from bthigh, "),
         ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
         ("height=much", "'much' is not a weight; write NAME=0.5"),
+        ("hind_leg(joint=bshin,joint=bfoot)", "'hind_leg' has the option 'joint' twice"),
+        (tiny("not_callable"), "not_callable' is a int, and no function"),
         (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
         ("hind_leg(bshin)", "'hind_leg' has no option 'bshin'; it has joint"),
         ("hind_leg(joint=bshin", r"write NAME=0.5 or, with an option, NAME\(OPTION=VALUE\)=0.5"),
@@ -204,6 +207,8 @@ def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> No
         check_env(["hind_leg(joint=bshin)=2", "my.py:quiet"], env)
     with pytest.raises(UsageError, match="'hind_leg' reads the numbers of HalfCheetah, .* in Hopper-v4"):
         check_env(["my.py:quiet", "hind_leg=2"], "Hopper-v4")
+    with pytest.raises(UsageError, match="height"):
+        check_env(["height"], "Hopper-vision")  # no version of Hopper
 
 
 @pytest.mark.parametrize("option", ["exclude_current_positions_from_observation=false", "frame_stack=2"])

@@ -64,8 +64,8 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
         return len
 
     with (
-        mock.patch.object(addon, "load_object", load),
-        mock.patch.object(names, "load_object", load),
+        mock.patch.object(addon, "load_function", load),
+        mock.patch.object(names, "load_function", load),
         mock.patch.object(names, "suggest", return_value=""),  # of thousands of names, at each name that is none
     ):
         for kind, use in (("addons", addon.load_term), ("env", names.env_maker)):

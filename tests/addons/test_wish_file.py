@@ -138,6 +138,12 @@ def test_what_is_no_wish_file_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     assert "is a policy, not a wish" in failed(capsys, "evaluate", "hopper", "--addon", tmp_path / "p.safetensors")
 
 
+def test_a_file_of_features_may_begin_like_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "actions.py").write_text("def f(observations, actions, after, info): return actions\n")
+    found = Features.of(f"{tmp_path / 'actions.py'}:f")
+    assert np.array_equal(found(BEFORE, DONE, AFTER, {}), DONE)
+
+
 @pytest.mark.parametrize("reference", ["nxt[0]", "nxt[0:1]^2", "next[0],my.py:f", "next[9]", "next[2:1]", "next[0:1"])
 def test_features_that_cannot_be_are_one_sentence(reference: str) -> None:
     with pytest.raises(UsageError, match="are none: name entries|is no range of the 3 numbers"):

@@ -46,7 +46,7 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
         ("MyOwn-v8", "auto", r"no environment 'MyOwn-v8'.* \(an id that a module of yours registers is MODULE:ID\)$"),
         ("HalfChetah-v4", "envpool", "EnvPool has no 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
         (tiny("Endles"), "auto", "has no 'Endles'; did you mean Endless"),
-        (tiny("not_callable"), "auto", "is not something that can be called to make one"),
+        (tiny("not_callable"), "auto", "is a int, and no function"),
         (tiny("CannotBeMade"), "auto", "cannot be made: ValueError: no licence"),
         ("nowhere.py:Env", "auto", "there is no file .*nowhere.py"),
     ],

@@ -1,9 +1,13 @@
 """What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from repolicy.hosts.measuring import HostEpisodes, PriorEpisodes
 from repolicy.hosts.method import HostRollout, Method, accelerate_std, episode_ages
 from repolicy.hosts.steering import DEFAULT_WARMUP, WARMUP_EXPLAINED_VARIANCE, Steering
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
@@ -156,3 +160,20 @@ def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
         apart.step()
     torch.testing.assert_close(quick, alone)
     torch.testing.assert_close(others, rest, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("gap", "count"), [(9.0, 32), (-9.0, 32), (0.5, 128)])
+def test_a_worth_that_is_left_open_is_sought_for_longer(
+    gap: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean action earns `gap` more than sampled ones, in returns whose std is 6; a negative worth is none."""
+
+    def sixteen(envs: Any, actor: Any, sample: bool) -> HostEpisodes:
+        basic, none = torch.linspace(-10.0, 10.0, 16).double() + (0.0 if sample else gap), torch.zeros(16)
+        return HostEpisodes(basic, none, none, torch.full((16,), 5.0), torch.ones(16), torch.zeros(0, 16), none)
+
+    monkeypatch.setattr("repolicy.hosts.measuring.run_episodes", sixteen)
+    found = PriorEpisodes(SimpleNamespace(count=16, wish_weight=1.0), None).worths()
+    assert found.basic.episodes == count
+    assert found.basic.value == pytest.approx(gap / 10.0)
+    assert [worth.is_known for worth in found.measured] == [gap == 9.0, False]

@@ -40,7 +40,9 @@ def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest
     """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 2)
     made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
-    made.density = SimpleNamespace(familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]))
+    made.density = SimpleNamespace(
+        familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]), normalized=lambda observations: observations
+    )
     rollout = made.collector.collect(made.learner.policy)
     ages = [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 1]
     assert rollout.ages.T.tolist() == [ages] * 4

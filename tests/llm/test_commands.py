@@ -197,6 +197,17 @@ def test_one_response_has_an_unknown_interval() -> None:
     assert "inf" not in page.partition("What each is worth")[2].partition("Side by side")[0]
 
 
+def test_a_reward_is_called_as_trl_calls_it() -> None:
+    """It gets the dataset's own columns, but TRL's prompts, responses and ids; it may be awaited."""
+
+    async def lengths(prompts: Any, completions: Any, completion_ids: Any, hint: Any) -> list[float]:
+        assert (prompts, hint, completion_ids) == (["a", "b"], ["x", "y"], [[1], [2, 3]])
+        return [float(len(each)) for each in completions]
+
+    rows = [{"prompt": p, "hint": h, "completion": "no", "completion_ids": [9]} for p, h in ("ax", "by")]
+    assert call_reward(lengths, rows, ["c", "dd"], [[1], [2, 3]]).tolist() == [1.0, 2.0]
+
+
 def test_a_reward_judges_each_response() -> None:
     with pytest.raises(UsageError, match="the reward returned 1 number for 2 responses"):
         call_reward(lambda **_: [1.0], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
@@ -228,7 +239,10 @@ def test_a_reward_judges_each_response() -> None:
         ("generate {low} --omega 0.1 --prompt . --prior {prior} --chat", "chat template cannot write the prompt"),
         ("evaluate {low} --prior {prior} --prompts {blank} --reward {reward}", "the prompt '' has no token"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:never", "judged no response"),
-        ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:nan", "returned nan: return None"),
+        (
+            "evaluate {low} --prior {prior} --prompts {good} --reward {strict}:nan",
+            "a reward is nan, and no number: return None",
+        ),
         ("evaluate {larger} --prior {prior} --prompts {good} --reward {reward}", "vocabulary of 4 tokens and"),
     ],
 )

@@ -79,7 +79,9 @@ def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) 
 )
 def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, tmp_path: Path) -> None:
     """While the critic alone is fitted, the actor stays as it was fitted, and nats of the exact prior are logged."""
+    before = torch.random.get_rng_state()
     result, said = customized(prior, tmp_path / "run", replace(FEW, critic_warmup=1.0), std=std)
+    assert torch.equal(torch.random.get_rng_state(), before)  # a user's random numbers are left alone
     assert gain_and_std(result.policy) == pytest.approx((GAIN, STD), rel=0.1)
     entropy = 0.5 + math.log(STD * math.sqrt(2.0 * math.pi))
     assert result.last["log_prior"] == pytest.approx(-entropy, abs=0.1)

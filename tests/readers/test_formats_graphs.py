@@ -332,6 +332,11 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([node("Gemm", "obs u", "out")], {"u": random(1, 5, 3)}, "it holds Gemm"),  # an axis too many
     ([node("LayerNormalization", "obs k obs", "x"), node("Gemm", "x w", "out")], {"k": random(5)}, "LayerNormal"),
     ([node("Gemm", "obs h", "out")], {"h": random(5, 3).astype(np.float16)}, "it computes in half precision"),
+    (
+        [*BODY, onnx.helper.make_node("Slice", ["c", "start", "end", "", "one"], ["out"])],
+        {"start": [0], "end": [2], "one": [1]},
+        "it holds Slice",
+    ),
     ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
@@ -340,6 +345,13 @@ DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*BODY[:2], node("Gemm", "b nan", "out")], {"nan": random(7, 3) * np.nan}, "weights are not finite"),
     ([*BODY[:2], node("Gemm", "b v inf", "out")], {"inf": random(3) + np.inf}, "weights are not finite"),
 ]
+
+
+def test_half_precision_that_no_output_needs_does_not_matter(tmp_path: Path) -> None:
+    nodes = [*BODY, node("Identity", "c", "out"), node("Gemm", "obs h", "unused")]
+    constants = LAYERS | {"h": random(5, 3).astype(np.float16)}
+    path, obs = graph(tmp_path / "policy.onnx", nodes, constants), observations(5)
+    assert_equal(mean(describe(path), obs), mean(describe(graph(tmp_path / "b.onnx", nodes[:-1], LAYERS)), obs))
 
 
 @pytest.mark.parametrize("name", COPIED)

@@ -150,6 +150,7 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
     [
         ("tanh\n    output: 2.0 * tanh(ACTIONS)", "its output is 2.0 [*] tanh"),
         ("[tanh, elu]", "layers have different activations"),
+        ("elu\n    network:\n    - activations: tanh\n      name: net", "layers have different activations"),
         ("tanh\n    other:\n      activations: elu", "layers have different activations"),
         ("[]", "its activation is none"),
         ('""', "its activation is none"),

@@ -75,6 +75,16 @@ def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
         describe(path)
 
 
+def test_a_memory_is_no_part_of_a_layout_either(tmp_path: Path) -> None:
+    """Of a critic it does not matter."""
+    network = named("enc", nn.Linear(5, 7)) | named("mu", nn.Linear(7, 2)) | {"log_std": STD}
+    options = Options(layout="actor=enc+mu, log_std=log_std, activation=elu")
+    kept = network | named("critic_memory", nn.LSTM(7, 7))
+    assert describe(saved(tmp_path / "a.pth", kept), options).actor.width == 5
+    with pytest.raises(CannotCopyError, match=r"has a memory \(cell.weight_ih\)"):
+        describe(saved(tmp_path / "b.pth", network | named("cell", nn.GRUCell(7, 7))), options)
+
+
 # TorchRL --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["in one Sequential", "behind an MLP", "one scale", "of a loss", "of two modules"])
 def test_torchrl(kind: str, tmp_path: Path) -> None:

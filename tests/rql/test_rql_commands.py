@@ -24,6 +24,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
+from repolicy.readers.reading import Options
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
 from repolicy.rql.customizing import Request
 from repolicy.rql.hyperparameters import TASKS
@@ -79,6 +80,8 @@ def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, l
     for _ in range(2):  # a run that is done is left as it is
         resumed = train(env, full(0.2), tmp_path / "stopped", settings, resume=True)
     assert (resumed.finished, resumed.steps, whole.steps) == (True, 390, 390)  # no round of steps is filled up
+    assert resumed.last["iteration"] == whole.last["iteration"] == 4  # also where nothing was left to do
+    assert [axis.get_ylabel() for axis in resumed.plot().axes] == ["task's reward of an episode"]
     assert equal(whole.policy, resumed.policy)
     one, two = (RunFolder(tmp_path / name).read_metrics() for name in ("whole", "stopped"))
     assert one.keys() == two.keys()
@@ -128,6 +131,30 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     assert RunFolder(tmp_path / "whole", Request).request().objective == residual(0.3, 0.1, 0.3)
     assert "8,600 steps of the environment in all: 8,400 for the prior's states, 200 to train" in heard.said
     assert not any("may lose the old task" in said for said in heard.said)
+
+
+def test_a_prior_is_named_as_elsewhere(tmp_path: Path) -> None:
+    """By a run's result, its file, or as a policy, with a function as the add-on; a function cannot be copied."""
+    trained = train(BOUNDED, soft(0.2), tmp_path / "prior", replace(QUICK, steps=60))
+    saved = [trained, tmp_path / "prior", trained.policy]
+    runs = [
+        customize(prior, residual(0.3, 0.2, 0.0), tmp_path / str(n), QUICK, addon=sparing, env=BOUNDED)
+        for n, prior in enumerate(saved)
+    ]
+    assert equal(runs[0].policy, runs[1].policy)
+    assert equal(runs[0].policy, runs[2].policy)
+    with pytest.raises(UsageError, match="zeros cannot be copied, as Residual Q-learning needs"):
+        customize(
+            zeros, residual(0.3, 0.2), tmp_path / "no", QUICK, addon=sparing, env=BOUNDED, reading=Options(std=0.2),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def sparing(observations: Any, actions: np.ndarray, next_observations: Any, info: Any) -> np.ndarray:
+    return -np.square(actions).sum(-1)
+
+
+def zeros(observations: np.ndarray) -> np.ndarray:
+    return np.zeros((len(observations), 1), np.float32)
 
 
 def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
@@ -225,9 +252,9 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert not (tmp_path / "out").exists()
 
 
-def test_a_prior_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^a policy is named here by a file, .*, not by a Policy: save it$"):
-        customize(wild_prior(), residual(1.0, 0.5), tmp_path / "out")  # type: ignore[arg-type]
+def test_a_policy_alone_names_no_environment(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not say which environment it is for; give env="):
+        customize(wild_prior(), residual(1.0, 0.5), tmp_path / "out")
 
 
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from repolicy.addons.registered import DEFAULT_LAYOUT, REGISTERED, Function, Reg
 from repolicy.addons.wish_file import LearntWish, check_same_env, is_wish_file, open_wish
 from repolicy.envs import StatefulAddon, Transitions, parse_env_name
 from repolicy.errors import NumericError, UsageError, describe_error, in_one_sentence
-from repolicy.loading import load_object
+from repolicy.loading import load_function
 from repolicy.text import parse_number, strip_version, suggest
 
 ARGUMENTS = ("observations", "actions", "next_observations", "info")  # of an add-on's function
@@ -203,14 +203,14 @@ def load_term(request: str) -> AddonTerm:
     if is_wish_file(addon):
         return AddonTerm(addon, open_wish(addon), weight)
     if own := import_target(request):
-        function = load_object(own, "add-on")
-        reported = getattr(function, "metric", None)
+        code = load_function(own, "add-on")
+        reported = getattr(code, "metric", None)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
         metric = None if reported is None else Metric(title, reported, lambda values: values)
-        if inspect.isclass(function):
-            return AddonTerm(own, StatefulAddon(function), weight, metric)
-        _check_parameters(own, function)
-        return AddonTerm(own, function, weight, metric)
+        if inspect.isclass(code):
+            return AddonTerm(own, StatefulAddon(code), weight, metric)
+        _check_parameters(own, code)
+        return AddonTerm(own, code, weight, metric)
     name, _, options = addon.partition("(")
     if name not in REGISTERED:
         problem = f"there is no add-on {name!r}{suggest(name, REGISTERED)}"
@@ -239,5 +239,7 @@ def _configured(name: str, entry: Registered, options: str) -> Function | Statef
         key, _, value = part.strip().partition("=")
         if key not in known_options:
             raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known_options) or 'none'}")
+        if key in values:
+            raise UsageError(f"add-on {name!r} has the option {key!r} twice")
         values[key] = value
     return entry.make(**values)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repolicy.addons.registered import REGISTERED, Function
-from repolicy.addons.wish_file import is_wish_file
+from repolicy.addons.wish_file import REQUEST, is_wish_file
 from repolicy.errors import UsageError
 from repolicy.loading import reference_to
 from repolicy.ranges import Dial, Range
@@ -40,7 +40,8 @@ def split_weight(request: str) -> tuple[str, str]:
 
 def title_of(name: str) -> str:
     """Return the name of an add-on without its file."""
-    return Path(name.partition("(")[0]).stem if is_wish_file(name) else name.rpartition(":")[2]
+    wish = REQUEST.fullmatch(name)
+    return Path(wish["path"]).stem if wish else name.rpartition(":")[2]
 
 
 def titles_of(names: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from repolicy.envs import Info
 from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
 from repolicy.files import check_shape
-from repolicy.loading import load_object
+from repolicy.loading import load_function
 from repolicy.policies.storage import read, write
 from repolicy.text import printable, strip_version
 
@@ -46,12 +46,12 @@ class Features:
         if needs_no_code(reference):
             return cls(",".join(entries))
         source, _, name = reference.rpartition(":")
-        if not (source and name.isidentifier()) or any(ENTRY.match(entry) for entry in entries):
+        if not (source and name.isidentifier()) or any(ENTRY.fullmatch(entry) for entry in entries):
             raise UsageError(
                 f"features {reference!r} are none: name entries such as next[2], action^2 or observation[0:3], with "
                 "commas between them, or file.py:function"
             )
-        return cls(reference, load_object(reference, "features"))
+        return cls(reference, load_function(reference, "features"))
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         if self.function is None:

@@ -200,7 +200,7 @@ class Customize(ResidualQLearning):
         objective = objective_by_name("residual", omega=self.omega, alpha=self.alpha, states=self.states)
         return report_end(
             customize(
-                self.prior, objective, folder, settings, addon=self.addon, env=self.env, options=self.reading,
+                self.prior, objective, folder, settings, addon=self.addon, env=self.env, reading=self.reading,
                 resume=self.resume, callbacks=make_callbacks(folder, self.wandb), env_timeout=self.env_timeout,
                 trust=self.trust,
             )

@@ -1,4 +1,4 @@
-"""Make the options of a command from the fields of its dataclass: and parse them with argparse.
+"""Make the options of a command from the fields of its dataclass, and parse them with argparse.
 
 The docstring below a field is the help of its option, and the field's default is the option's default.
 """
@@ -183,7 +183,7 @@ class Option:
                 return float(text[:-1]) / 100 if text.endswith("%") else float(text)
             number = float(text)
             return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
-        except (ValueError, OverflowError):
+        except ValueError:
             kind = "a whole number" if self.value_type is int else "a number"
             raise UsageError(f"--{self.name} is {text!r}; it must be {kind}") from None
 

@@ -41,7 +41,7 @@ class Evaluate(RunsPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.addons import addons_from_card, limits_from_card, load_addon
         from repolicy.evaluation import evaluate
-        from repolicy.files import write_json
+        from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
 
@@ -50,6 +50,7 @@ class Evaluate(RunsPolicy):
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_not_overwriting(self.out, path, ".json")
+            check_writable(self.out)
         terminal, episodes = Terminal(), format_count(self.episodes, "episode")
         terminal.say(*opened.notes)
         addon, limits = None, tuple[str, ...]()

@@ -221,13 +221,11 @@ class Takeover(RunsPolicy):
 def person_and_keys(person: str, source: str, env: str) -> Iterator[tuple[Any, Any]]:
     """Yield the function that returns the person's actions, and the keys; None if the function has `wants`."""
     from repolicy.envs import make_one_env
-    from repolicy.loading import load_object
+    from repolicy.loading import load_function
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
     from repolicy.wishes.takeover import by_keys
 
-    act = load_object(person, "person") if person else None
-    if act is not None and not callable(act):
-        raise UsageError(f"the person {person!r} is not a function")
+    act = load_function(person, "person") if person else None
     if hasattr(act, "wants"):
         yield act, None
         return

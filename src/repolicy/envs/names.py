@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 
 from repolicy.errors import UsageError, describe_error, in_one_sentence
-from repolicy.loading import SESSION, load_object, reference_to
+from repolicy.loading import SESSION, load_function, reference_to
 from repolicy.priors import DecoderSpec
 from repolicy.text import suggest
 
@@ -221,15 +221,13 @@ def _constructor(name: str) -> Make:
     plain, options = parsed.plain, parsed.options
     if parsed.import_target:
         try:
-            function = load_object(plain, "environment")
+            function = load_function(plain, "environment")
         except UsageError:
             # In `module:id`, importing the module registers the id.
             registered = plain.rpartition(":")[2]
             if registered not in gymnasium.registry:
                 raise
             return partial(gymnasium.make, registered, **options)
-        if not callable(function):
-            raise UsageError(f"environment {plain!r} is not something that can be called to make one")
         return partial(_made_by, function, plain, **options)
     if plain not in gymnasium.registry:
         hint = suggest(plain, set(gymnasium.registry) | envpool_names())

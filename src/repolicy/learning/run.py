@@ -121,8 +121,7 @@ def work(
         if finished and metrics and team.index == 0:
             announce(callbacks, final_sentences(worker, folder, metrics))
     if not metrics and worker.iteration:  # nothing was left to do
-        logged = folder.read_metrics()
-        metrics = {name: values[-1] for name, values in logged.items() if values and values[-1] is not None}
+        metrics = folder.last_metrics()
     if finished and team.index == 0 and not request.prior:
         store_nat_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)

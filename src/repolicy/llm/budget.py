@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from repolicy.errors import UsageError, check_counts
 from repolicy.llm.mixing import SAMPLING, ModelView
 from repolicy.llm.mixins import Remembered
-from repolicy.llm.models import new_tokens, prompt_tensors
+from repolicy.llm.models import sample
 from repolicy.llm.requirements import require_settings
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo_settings
 from repolicy.objective import Objective
@@ -25,7 +25,7 @@ from repolicy.objective import Objective
 MIN_VARIANCE = 0.1  # nats², lower bound of the variance of log prior, which is 0 for a deterministic policy
 DECAY = 0.95  # of the variance statistics, per step
 MIN_DEGREES = 10  # degrees of freedom of the variance from which on omega moves
-GENERATION_BATCH = 256  # responses that the prior writes in one batch
+BATCH = 256  # responses that the prior writes in one batch
 
 
 def move_omega(
@@ -65,15 +65,13 @@ def prior_mean_log_prob(
     The random streams of training are not advanced. `template` is the trainer's chat_template_kwargs.
     """
     chosen = [prompts[i * len(prompts) // samples] for i in range(samples)]
-    values: list[float] = []
     with torch.random.fork_rng(), prior.adapter():
         torch.manual_seed(0)  # on every rank, so that all get one estimate
-        for start in range(0, samples, GENERATION_BATCH):
-            batch = chosen[start : start + GENERATION_BATCH]
-            ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, batch, template))
-            responses = new_tokens(prior.model, tokenizer, ids, attention, tokens, **SAMPLING)
-            batch_ids = [prompt_ids(tokenizer, prompt, template) for prompt in batch]
-            values += response_log_probs(prior.model, list(zip(batch_ids, responses, strict=True)))
+        responses = sample(
+            prior.model, prior.model.device, tokenizer, chosen, tokens, template=template, batch=BATCH, **SAMPLING
+        )
+        ids = [prompt_ids(tokenizer, prompt, template) for prompt in chosen]
+        values = response_log_probs(prior.model, list(zip(ids, responses, strict=True)))
     return sum(values) / len(values)
 
 

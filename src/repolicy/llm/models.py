@@ -4,6 +4,8 @@ The trainers write `repolicy.json` into a model's folder. No path in it is ever 
 prompts, with Student's t interval over the prompts (or, for a single prompt, over its responses).
 """
 
+import asyncio
+import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -21,16 +23,17 @@ from repolicy.errors import FileError, UsageError, check_counts, first_line, in_
 from repolicy.files import read_json
 from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
 from repolicy.llm.mixins import IDENTITY, checksum
-from repolicy.llm.requirements import require_same_vocabulary
+from repolicy.llm.requirements import checked_rewards, require_same_vocabulary
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
-from repolicy.loading import load_object
+from repolicy.loading import load_function
 from repolicy.objective import Objective, residual
 from repolicy.report.differences import student_t_p_value
 from repolicy.report.page import page, section, table
 from repolicy.text import format_count
 
 ADAPTER = "adapter_config.json"
-GENERATION_BATCH = 64  # responses that a model writes in one batch of an evaluation
+GENERATION_BATCH = 64  # responses that a model writes in one batch
+TRL_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL hands a reward its own of these, not the dataset's
 PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may have been rounded before it was tuned
 
 
@@ -168,10 +171,9 @@ def generate(
         tuned.append(model)
     repeated = [prompt for prompt in prompts for _ in range(count)]
     chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
-    ids, attention = (x.to(prior_model.device) for x in prompt_tensors(tokenizer, chats if chat else repeated))
     torch.manual_seed(seed)
     generator = dialed_generator(prior_model, tuned, coefficients)
-    responses = new_tokens(generator, tokenizer, ids, attention, tokens)
+    responses = sample(generator, prior_model.device, tokenizer, chats if chat else repeated, tokens)
     texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
     return [{"prompt": prompt, "text": text} for prompt, text in zip(repeated, texts, strict=True)]
 
@@ -192,6 +194,25 @@ def prompt_tensors(
 
 
 @torch.no_grad()
+def sample(
+    model: Any,
+    device: Any,
+    tokenizer: Any,
+    prompts: list[Any],
+    tokens: int,
+    *,
+    template: Any = None,
+    batch: int = GENERATION_BATCH,
+    **settings: Any,
+) -> list[list[int]]:
+    """Return a response to each prompt as token ids, generated in batches; the rest is as in `new_tokens`."""
+    responses: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        ids, attention = prompt_tensors(tokenizer, prompts[start : start + batch], template)
+        responses += new_tokens(model, tokenizer, ids.to(device), attention.to(device), tokens, **settings)
+    return responses
+
+
 def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
     """Return sampled responses as token ids, each with its end token. `model` may be a `DialedGenerator`.
 
@@ -232,7 +253,7 @@ def evaluate(
     """Return the measures of the prior and of each model, and an HTML page that shows them; `reward` is a name."""
     check_sampling_counts(seed, responses=responses, tokens=tokens)
     rows = read_prompts(prompts)
-    reward_func = load_object(reward, "the reward")
+    reward_func = load_function(reward, "the reward")
     call_reward(reward_func, rows[:1], ["a"], [[0]])  # an error in it shows before the long work
     prior_model, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
@@ -259,14 +280,11 @@ def measure(
     model: ModelView, prior: ModelView, tokenizer: Any, rows: list[dict[str, Any]], reward_func: Any, tokens: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Generate one response for each row; return its measures, each `[N]`, and the responses as text."""
-    responses: list[list[int]] = []
-    for start in range(0, len(rows), GENERATION_BATCH):
-        prompts = [row["prompt"] for row in rows[start : start + GENERATION_BATCH]]
-        ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, prompts))
-        with model.adapter():
-            responses += new_tokens(model.model, tokenizer, ids, attention, tokens, **SAMPLING)
+    prompts = [row["prompt"] for row in rows]
+    with model.adapter():
+        responses = sample(model.model, prior.model.device, tokenizer, prompts, tokens, **SAMPLING)
     texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
-    pairs = [(prompt_ids(tokenizer, row["prompt"]), response) for row, response in zip(rows, responses, strict=True)]
+    pairs = [(prompt_ids(tokenizer, prompt), response) for prompt, response in zip(prompts, responses, strict=True)]
     with model.adapter():
         log_policy = np.array(response_log_probs(model.model, pairs))
     with prior.adapter():
@@ -281,20 +299,20 @@ def measure(
 
 
 def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], ids: list[list[int]]) -> Any:
-    """Call a reward function as TRL does, with all columns of the rows; return rewards `[N]`, NaN for None."""
+    """Call a reward function as TRL does, with the other columns of the rows; return rewards `[N]`, NaN for None."""
     is_chat = not isinstance(rows[0]["prompt"], str)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key not in TRL_COLUMNS}
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
         values = reward_func(prompts=prompts, completions=completions, completion_ids=ids, **columns)
-        values = [None if value is None else float(value) for value in values]
+        values = checked_rewards(asyncio.run(values) if inspect.iscoroutine(values) else values)
     if len(values) != len(texts):
         returned, expected = format_count(len(values), "number"), format_count(len(texts), "response")
         raise UsageError(f"the reward returned {returned} for {expected}")
-    if wrong := [value for value in values if value is not None and not math.isfinite(value)]:
-        raise UsageError(f"the reward returned {wrong[0]}: return None to judge nothing")
-    return np.array(values, dtype=float)
+    if np.inf in np.abs(rewards := np.array(values, dtype=float)):
+        raise UsageError("a reward is infinite: return None to judge nothing")
+    return rewards
 
 
 def with_intervals(measures: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from repolicy.addons import env_from_card
 from repolicy.envs import Backend, place_prior, probe_env, with_observation_roles
 from repolicy.errors import UsageError
-from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, policy_bytes
+from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, make_policy, policy_bytes
 from repolicy.prepare.cloning import clone, clone_spec
 from repolicy.prepare.defaults import DEFAULT_STEPS, customize_defaults
 from repolicy.priors import (
@@ -68,7 +68,7 @@ class Start:
         prior, env = self.scoring_prior, self.with_roles(env)
         if isinstance(prior, MeanPrior):
             prior, env = place_prior(prior, env)
-        return customize_defaults(Policy(clone_spec(prior, probe_env(env))), steps)
+        return customize_defaults(make_policy(clone_spec(prior, probe_env(env)), 0), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name, extended by the observation groups of this prior and of a critic."""

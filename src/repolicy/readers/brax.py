@@ -124,4 +124,5 @@ def _count(count: Any) -> float:
     """Return the number of observations in the statistics, which may be stored as two 32-bit halves."""
     if isinstance(count, ObjectStub) and {"hi", "lo"} <= count.state.keys():
         return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
-    return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0
+    is_number = isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1
+    return float(np.asarray(count).item()) if is_number else 0.0

@@ -156,7 +156,7 @@ def find_statistics(policy: Path) -> Path | None:
 # Settings of a run ----------------------------------------------------------------------------------------------------
 
 BLOCK_LIST = re.compile(r":(?: [!&]\S+)*[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # a YAML list of one-word entries
-SETTING = re.compile(r"^[ \t]+(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
+SETTING = re.compile(r"^[ \t]+(?:-[ \t]+)?(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
 
 def agent_settings(path: Path) -> dict[str, str]:

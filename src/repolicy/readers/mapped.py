@@ -18,6 +18,7 @@ from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, No
 from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
     Tensors,
+    check_no_memory,
     finite_float32,
     first_names,
     make_normalizer,
@@ -32,7 +33,6 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # not part of a tensor's
 MEAN_NAMES, COUNT_NAMES = ("mean", "running_mean", "_mean"), ("count", "current_count")
 VARIANCE_NAMES = ("var", "running_var", "running_variance", "_var")
 STD_NAMES = ("std", "running_std", "_std")
-RECURRENT_MODULES = ("rnn", "a_rnn", "nn", "lstm", "gru", "memory")
 
 
 def matches(saved: Any) -> bool:
@@ -50,9 +50,6 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
     layout, root = match
     if layout is TIANSHOU_CHOICE and context.options.std is not None:  # choices have no std
         layout = TIANSHOU_TD3
-    for name in tensors:
-        if {*name.removeprefix(root).split(".")[:-1]} & {*RECURRENT_MODULES}:
-            raise CannotCopyError(f"the policy has a memory ({name})")
     recorded = layout.activation if layout.is_activation_fixed else None
     activation = context.activation(layout.activation, layout.library, recorded)
     return _describe(tensors, layout, root, activation, context)
@@ -125,6 +122,7 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
 
 def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, context: ReadContext) -> PolicyDescription:
     """Read the parts of the policy that a layout names below a root."""
+    check_no_memory(name for name in tensors if not _has_word(name, NOT_ACTOR_WORDS))
     layers: list[HiddenLayer] = []
     for name in layout.actor.split("+"):
         part = named_layers(tensors, f"{root}{name.strip()}")
@@ -214,7 +212,6 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
 NOT_ACTOR_WORDS = ("critic", "value", "target", "_old", "optim", "teacher", "disc", "q1", "q2", "qf")
 ACTOR_WORDS = ("actor", "policy", "pi", "mu", "mean", "student")
 STD_WORDS = ("std", "sigma")
-RECURRENT_WORDS = ("weight_ih", "weight_hh")
 
 
 def suggest_layout(saved: Any) -> str:
@@ -222,7 +219,7 @@ def suggest_layout(saved: Any) -> str:
     tensors = {name: tensor for name, tensor in tensors_in(saved).items() if not _has_word(name, NOT_ACTOR_WORDS)}
     modules = _linear_weights(tensors)
     actor = _likely_actor(modules)
-    if not actor or any(_has_word(name, RECURRENT_WORDS) or tensor.ndim > 2 for name, tensor in tensors.items()):
+    if not actor or any("weight_ih" in name or tensor.ndim > 2 for name, tensor in tensors.items()):
         return ""  # a memory or convolutions
     inputs, width = modules[actor[0]][0].shape[1], len(modules[actor[-1]][-1])
 

@@ -83,7 +83,10 @@ class _Graph:
         problem = next((self.problems[name] for name in inputs if name in self.problems), "")
         result = None
         if not problem and node.domain in ("", "ai.onnx") and all(name in self.values for name in inputs):
-            result = self.evaluate(node, [self.values.get(name) for name in node.input])
+            try:
+                result = self.evaluate(node, [self.values.get(name) for name in node.input])
+            except CannotCopyError as error:
+                problem = str(error)
         if result is not None:
             self.values |= zip(node.output, result if isinstance(result, list) else [result], strict=False)
         elif problem or any(isinstance(self.values.get(name), TracedValue) for name in inputs):
@@ -95,6 +98,8 @@ class _Graph:
         kind = node.op_type
         attributes = {attribute.name: _attribute(attribute) for attribute in node.attribute}
         if kind not in ARITHMETIC and any(isinstance(value, TracedValue) for value in inputs[1:]):
+            return None
+        if kind not in MAY_OMIT and any(value is None for value in inputs):
             return None
         if kind == "Reshape" and isinstance(inputs[0], TracedValue):
             width, shape = width_after(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
@@ -209,6 +214,7 @@ def _named(name: str) -> Callable[[list[Any], Attributes], Any]:
 
 
 CONSTANT_ATTRIBUTES = ("value", "value_float", "value_int")
+MAY_OMIT = ("Clip", "Gemm", "LayerNormalization", "Dropout", "Split")  # these are read with inputs left out
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")  # either input may depend on the observations
 SAME_AS_PYTORCH = ("Add", "Sub", "Mul", "Neg", "Sqrt", "Reciprocal", "Tanh", "Relu", "Sigmoid", "Erf", "MatMul")
 NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {

@@ -37,6 +37,13 @@ def tensors_under(tensors: Tensors, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
 
 
+def check_no_memory(names: Iterable[str]) -> None:
+    """Raise if a tensor is one of a recurrent layer, which no perceptron has."""
+    for name in names:
+        if name.rpartition(".")[2].startswith("weight_ih"):
+            raise CannotCopyError(f"the policy has a memory ({name})")
+
+
 def linear_layer(tensors: Tensors, name: str) -> Linear:
     """Return the layer of `name.weight` and `name.bias`; a missing bias is zero."""
     weight = tensors.get(f"{name}.weight")

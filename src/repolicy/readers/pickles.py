@@ -56,7 +56,6 @@ class ObjectStub:
     """Stands for an object of a class that is not imported."""
 
     name: Any  # GlobalName of the class or function that would have built it
-    args: tuple[Any, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)  # its attributes
 
     @property
@@ -291,7 +290,7 @@ def build_object(function: Any, args: tuple[Any, ...]) -> Any:
     """Build an array or a plain container if the function is in BUILDERS and accepts the arguments; else a stub."""
     builder = BUILDERS.get(function.text) if isinstance(function, GlobalName) else None
     built = NotImplemented if builder is None else builder(*args)
-    return ObjectStub(function, args) if built is NotImplemented else built
+    return ObjectStub(function) if built is NotImplemented else built
 
 
 def _checked_keys(keys: Iterable[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from repolicy.policies import ActionSpace
 from repolicy.readers.context import ReadContext, agent_settings, parse_numbers
 from repolicy.readers.description import Array, CannotCopyError, Normalizer, Perceptron, PolicyDescription, Std
 from repolicy.readers.perceptrons import (
+    check_no_memory,
     finite_float32,
     first_names,
     make_normalizer,
@@ -80,8 +81,7 @@ def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]] 
 
 def _check_modules(layout: Layout, tensors: dict[str, Array]) -> None:
     """Raise a CannotCopyError if the policy has modules beside its layers that change what it does."""
-    if any(name.startswith(("memory", "rnn")) for name in tensors):
-        raise CannotCopyError("the policy has a memory (a recurrent layer)")
+    check_no_memory(tensors)
     if "mlp.weights.0" in tensors:
         keep = "save_policy keeps repolicy.hosts.rsl_rl's to_repolicy(runner.alg.get_policy())"
         raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")

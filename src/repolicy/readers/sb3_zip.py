@@ -30,6 +30,7 @@ from repolicy.readers.description import (
 from repolicy.readers.perceptrons import (
     actions_of,
     canonical_activation,
+    check_no_memory,
     finite_float32,
     first_names,
     has_switches,
@@ -196,8 +197,7 @@ def _find_parts_reader(model: SavedModel) -> Callable[[SavedModel, ReadContext],
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if model.has_normalizer:
         foreign = [name for name in foreign if "features_extractor.normalizer." not in name]
-    if any(name.startswith("lstm_") for name in names):
-        raise CannotCopyError("the policy has a memory (an LSTM)")
+    check_no_memory(names)
     if foreign:
         raise CannotCopyError(f"the policy has layers of its own kind, such as {foreign[0]}")
     for prefix, read_parts in PARTS_READERS.items():

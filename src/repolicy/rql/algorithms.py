@@ -42,8 +42,8 @@ from repolicy.policies import (
 from repolicy.prepare.session import complete_settings
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
+    as_rows,
     check_loss,
-    flatten_observations,
     frozen_prior,
     network_options,
     normalizer_for,
@@ -195,7 +195,7 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
         assert self.prior is not None
         count = int(self.action_space.n)
         actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)
-        observations = flatten_observations(observations)
+        observations = as_rows(observations)
         return self.prior.log_prob(observations.expand(count, *observations.shape), actions).T
 
     def distribution(self, observations: Tensor) -> Categorical:
@@ -250,7 +250,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
 
     def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
         """Return min Q_R + ω · log prior − α · log policy `[B]` at sampled actions, with gradients through them."""
-        observations = flatten_observations(observations)
+        observations = as_rows(observations)
         distribution = self.actor.policy(observations)
         actions = distribution.sample()
         q = torch.cat(critic(observations, self.actor.within(actions)), dim=1).min(dim=1).values
@@ -348,7 +348,7 @@ class Actor(nn.Module):
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
-        distribution = self.policy(flatten_observations(observations))
+        distribution = self.policy(as_rows(observations))
         return self.within(distribution.mode() if deterministic else distribution.sample())
 
     def within(self, actions: Tensor) -> Tensor:

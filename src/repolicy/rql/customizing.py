@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,19 +20,19 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.addons import check_env, env_from_card
+from repolicy.addons import Wish, check_env
 from repolicy.envs import EnvLike, make_one_env, parse_env_name
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
+from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.session import RequestOptions, complete_settings, earlier_request
 from repolicy.prepare.spending import describe_spending
 from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to_collect
 from repolicy.prepare.weights import alpha_from_card
-from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
 from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, one_thread, polite_interrupt, versions
@@ -58,13 +59,15 @@ class MetricsLog:
         self.is_stopped = False
         self.segment = 0, 0  # first and last step of the segment that is running
 
-    def begin(self, steps: int, complaints: Sequence[str]) -> None:
+    def begin(self, steps: int, complaints: Sequence[str], after: ExitStack) -> None:
+        """Begin to log; `after` closes the callbacks, also where a later one refuses to begin."""
         settings = self._request.settings
         iterations = log_lines(steps, settings)
         self._first_step, self._start_time = steps, time.perf_counter()
         self._folder.drop_metrics_after(iterations)
         for callback in self._callbacks:
             callback.begin(self._request, iterations, settings.iterations)
+            after.callback(callback.close)
         announce(self._callbacks, complaints)
 
     def step(self, local_variables: dict[str, Any], _: dict[str, Any]) -> bool:
@@ -90,10 +93,6 @@ class MetricsLog:
         self.is_stopped = steps < settings.steps and self._interrupted.is_set()
         return not (self.is_stopped or must_cut)
 
-    def close(self) -> None:
-        for callback in self._callbacks:
-            callback.close()
-
 
 @dataclass(frozen=True)
 class Request(engine.Request):
@@ -110,7 +109,7 @@ def train(
     out: str | Path,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
-    addon: str | Sequence[str] = (),
+    addon: Wish = (),
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     env_timeout: float | None = None,
@@ -136,31 +135,34 @@ def train(
 
 
 def customize(
-    prior: str | Path,
+    prior: str | Path | Policy | Result,
     objective: Objective,
     out: str | Path,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
-    addon: str | Sequence[str] = (),
+    addon: Wish = (),
     env: EnvLike | None = None,
-    options: Options | None = None,
+    reading: Options | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     env_timeout: float | None = None,
     trust: bool = False,
 ) -> Result:
-    """Customize the policy in a file for a new requirement, without the reward that trained it.
+    """Give a policy a new requirement, without the reward that trained it.
 
     The requirement is `addon`. Without one, it is the environment's own `info["addon_reward"]`, as in the four tasks:
     omega must then be set, and alpha is by default the prior's. With an `addon`, weights that are not set are found as
-    in `repolicy.customize`. `options` are for a file of another library; the other parameters are as there.
+    in `repolicy.customize`. The other parameters are as there, too.
     """
-    path, folder = find_policy(prior), RunFolder(out, Request)
-    saved = read_policy(path, options)
+    folder = RunFolder(out, Request)
+    start = open_prior(prior, reading, trust=trust, file=folder.prior)
+    if start.saved is None:
+        raise UsageError(f"{start.name} cannot be copied, as Residual Q-learning needs: take `repolicy customize`")
+    saved = start.saved._replace(content=start.content)
     asked = RequestOptions.from_arguments(env, addon)
     before = earlier_request(folder, resume, trust, asked, customizes=True)
     asked = asked.filled_from(before)
-    env = asked.env or env_from_card(saved.card, path, trust)
+    env = asked.env or start.env(trust)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     is_discrete = saved.policy.actions.kind == "discrete"
@@ -171,9 +173,8 @@ def customize(
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
 
-    saved = saved._replace(content=saved_policy_bytes(saved, folder.prior))
-    decision = _decide_weights(objective, saved, path, env, asked.addons, settings, callbacks)
-    notes = list(decision.notes)
+    decision = _decide_weights(objective, saved, start.name, env, asked.addons, settings, callbacks)
+    notes = [*start.notes, *decision.notes]
     if before is None:
         spending = {
             "to find the weights": decision.steps,
@@ -190,7 +191,7 @@ def customize(
 def _decide_weights(
     objective: Objective,
     saved: SavedPolicy,
-    path: Path,
+    name: str,
     env: str,
     addons: tuple[str, ...],
     settings: Settings,
@@ -210,7 +211,7 @@ def _decide_weights(
         raise UsageError("objective residual needs omega; name one with --omega")
     alpha = alpha_from_card(saved.card) if objective.alpha is None else objective.alpha
     if alpha is None:
-        raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
+        raise UsageError(f"{name} does not tell the alpha that it was trained with; name one with --alpha")
     return Decision(replace(objective, alpha=alpha, states=objective.states or 0.0), engine_settings, [])
 
 
@@ -268,8 +269,8 @@ def _train_segments(
     """Train from the latest checkpoint until all segments are done or the run is interrupted."""
     settings = request.settings
     segment, complaints = _restore_latest(model, folder)
-    log.begin(model.num_timesteps, complaints)
-    try:
+    with ExitStack() as after:
+        log.begin(model.num_timesteps, complaints, after)
         while model.num_timesteps < settings.steps and not interrupted.is_set():
             if segment:  # the first segment uses the environment and the seed of the new model
                 _reseed(model, request, segment)
@@ -286,9 +287,8 @@ def _train_segments(
             model.save(folder.policy, card)
             header = {"iteration": log_lines(model.num_timesteps, settings), "steps": model.num_timesteps}
             folder.save(segment, checkpoint_tensors(model), header)
-    finally:
-        log.close()
-    return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, log.metrics)
+    metrics = log.metrics or folder.last_metrics()  # where nothing was left to do
+    return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, metrics)
 
 
 def _make_algorithm(request: Request, prior: Policy | None) -> Any:

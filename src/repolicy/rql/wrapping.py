@@ -20,6 +20,7 @@ from repolicy.envs import (
     action_space,
     check_fit,
     check_reward,
+    flatten_observations,
     merge_infos,
     observation_size,
 )
@@ -116,7 +117,7 @@ class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         observation, reward, *ends_and_info = self.env.step(action)
         self._age += 1
-        row = torch.from_numpy(_row(observation))
+        row = torch.from_numpy(flatten_observations(observation, 1))
         price = self.weight * float(familiarity(self.density, row, self._age))
         return observation, float(reward) + price, *ends_and_info
 
@@ -162,25 +163,20 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
-        self._last_row, self._is_first_step, self._pasts = _row(observation), True, dict[Any, Any]()
+        self._last_row, self._is_first_step, self._pasts = flatten_observations(observation, 1), True, dict[Any, Any]()
         return observation, info
 
     def step(self, action: Any) -> Any:
         last_row, past = self._last_row, AddonState(np.array([[self._is_first_step]]), self._pasts)
         self._is_first_step = False
-        actions = np.array(action).reshape(1, -1)  # a copy, as `_row` gives one
+        actions = np.array(action).reshape(1, -1)  # a copy, because an environment may reuse the array
         if actions.dtype.kind == "f":
             actions = actions.astype(np.float32)
         observation, basic, terminated, truncated, info = self.env.step(action)
-        self._last_row = _row(observation)
+        self._last_row = flatten_observations(observation, 1)
         transitions = Transitions(last_row, actions, self._last_row, merge_infos([info]), past)
         info["addon_reward"] = float(self.addon.reward(transitions)[0])
         return observation, basic, terminated, truncated, info
-
-
-def _row(observation: Any) -> np.ndarray:
-    """Return an observation as a batch of one; it is a copy, because an environment may reuse the array."""
-    return np.array(observation, np.float32).reshape(1, -1)
 
 
 def check_loss(label: str, loss: Tensor) -> None:
@@ -197,10 +193,10 @@ class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
         self.normalizer = normalizer
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.normalizer(flatten_observations(observations))
+        return self.normalizer(as_rows(observations))
 
 
-def flatten_observations(observations: Tensor) -> Tensor:
+def as_rows(observations: Tensor) -> Tensor:
     """Return observations `[B, ...]` of any dtype as float32 `[B, O]`, which policies take."""
     return observations.flatten(1).float()
 

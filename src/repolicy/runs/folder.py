@@ -229,6 +229,11 @@ class RunFolder:
         names = {name: None for row in rows for name in row}
         return {name: [row.get(name) for row in rows] for name in names}
 
+    def last_metrics(self) -> dict[str, float]:
+        """Return the metrics of the last line."""
+        logged = self.read_metrics()
+        return {name: values[-1] for name, values in logged.items() if values and values[-1] is not None}
+
     def drop_metrics_after(self, iteration: int) -> None:
         """Drop the metrics of later iterations: a resumed run logs them again."""
         if os.path.lexists(self.metrics):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CURVES = {
     "evaluation_objective": "objective of an episode",
     "basic_return": "basic reward of an episode",
+    "task_return": "task's reward of an episode",  # of Residual Q-learning
     "reward_task": "task's reward a step",
     "prior_kl": "KL to the prior, nats a step",
 }
