@@ -163,6 +163,7 @@ def test_an_evaluation_is_the_objective_and_its_error(
     """Three episodes, whose tasks pay 1, 3, 5; with 0.2 · log prior - 0.1 · log policy they are worth 4, 8, 12."""
     known = replace(
         told(np.array([1.0, 3.0, 5.0]), np.full(3, 8.0)),
+        basic=np.full(3, 7.0),
         log_policy=np.full(3, -10.0),
         log_prior=np.array([10.0, 20.0, 30.0]),
     )
@@ -171,6 +172,7 @@ def test_an_evaluation_is_the_objective_and_its_error(
     monkeypatch.setattr("repolicy.learning.segments.run_episodes", lambda *_, **__: known)
     metrics = made.evaluate()
     assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
+    assert (metrics["evaluation_basic"], metrics["evaluation_addon"]) == pytest.approx((7.0, 3.0))
     assert metrics["evaluation_error"] == pytest.approx(4.0 / 3**0.5)
     assert objective_of(metrics) == pytest.approx((8.0, 4.0 / 3**0.5))
 

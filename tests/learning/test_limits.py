@@ -249,7 +249,7 @@ def test_what_limits_cost_is_taken_from_the_reward() -> None:
 
 def test_the_log_has_a_steps_mean_of_each_part_of_the_reward() -> None:
     one = torch.ones(1, 2, dtype=torch.float64)
-    rollout: Any = SimpleNamespace(log_probs=-3.0 * one, episodes=SimpleNamespace(returns=[], lengths=[]))
+    rollout: Any = SimpleNamespace(log_probs=-3.0 * one, episodes=SimpleNamespace(returns=[5.0, 7.0], lengths=[10, 20]))
     worker: Any = SimpleNamespace(
         objective=residual(0.2, 0.1, states=0.2), settings=Settings(envs=2, n_steps=1), team=SingleRank(),
         multipliers=SimpleNamespace(limits=[1], local_sums=lambda *_: {}, metrics=lambda *_: {}),
@@ -259,6 +259,7 @@ def test_the_log_has_a_steps_mean_of_each_part_of_the_reward() -> None:
     found, _ = Worker.reduce_metrics(worker, rollout, reward, log_prior, stop=False)
     parts = [found[f"reward_{name}"] for name in ("task", "prior", "entropy", "states", "limits", "total")]
     assert parts == [8.0, 4.0, 2.0, -1.0, -7.0, 6.0]
+    assert (found["basic_return"], found["episode_length"], found["episodes"]) == (6.0, 15.0, 2.0)
     assert (found["log_prior"], found["log_prior_low"], found["prior_kl"]) == pytest.approx((-5.0, -9.0, 2.0))
 
 

@@ -144,9 +144,10 @@ def test_the_bonus_pays_for_entropy() -> None:
 @pytest.mark.parametrize("limit", [1e-3, 1e6])
 def test_long_gradients_are_shortened(limit: float) -> None:
     made = learner()
-    batch = batch_of(made)
-    expected = gradient_of(made, batch)
-    norm = stepped(made, batch, limit).gradient_norm
+    batch = batch_of(made, ratio=1.5)
+    expected, its_losses = gradient_of(made, batch), losses_of(made, batch)
+    *metrics, norm = stepped(made, batch, limit)
+    assert metrics == pytest.approx([float(each) for each in its_losses[:4]], rel=1e-5)
     assert norm == pytest.approx(float(expected.norm()), rel=1e-5)
     shortened = expected * min(1.0, limit / norm)
     torch.testing.assert_close(made.gradient[: len(made.parameters)], shortened, rtol=1e-4, atol=1e-9)

@@ -320,6 +320,14 @@ def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
         read_policy(file)
 
 
+def test_a_file_of_more_than_four_dials_is_refused(file: Path) -> None:
+    tensors, header = read(file, "policy")
+    five = [DIALS[0] | {"name": f"weight_{place}"} for place in range(5)]
+    file.write_bytes(serialize("policy", tensors, header | {"dials": five}))
+    with pytest.raises(FileError, match="it has 5 dials of 5 names"):
+        read_policy(file)
+
+
 def test_a_file_whose_tensors_are_not_its_networks_is_refused(file: Path) -> None:
     tensors, header = read(file, "policy")
     file.write_bytes(serialize("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))
