@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from saved_policies import SMALL, SPECS
+from tiny_envs import tiny
 from typed_commands import refused, typed
 
 import repolicy
@@ -135,18 +136,18 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
 
 def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     """Its policy will be another."""
-    request = Request("Hopper-v4", soft(0.1), replace(SMALL, steps=2_000))
+    env, space = tiny("LinearQuadratic"), ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     folder = RunFolder(Path("run"))
     with folder.locked():
-        folder.begin(request, {}, False, None)
-    save_policy(folder.policy, repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+        folder.begin(Request(env, soft(0.1), replace(SMALL, steps=2_000)), {}, False, None)
+    save_policy(folder.policy, repolicy.Policy(PolicySpec(1, space)), {"request": {"env": env}})
     assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
-    for words in ("evaluate run --episodes 1", "export run --out run.pt"):
+    for words in ("evaluate run --episodes 1 --trust", "export run --out run.pt"):
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
-    assert said not in typed(capsys, "evaluate", "run/policy.safetensors", "--episodes", "1")[2]
-    assert said in typed(capsys, "report", "run")[2]
+    assert said not in typed(capsys, *["evaluate", "run/policy.safetensors", "--episodes", "1", "--trust"])[2]
+    assert said in typed(capsys, "report", "run", "--trust")[2]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from experiments import campaign
@@ -149,6 +148,7 @@ def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
     assert verdict([1.0, 20.0, 3.0], [9.0, 10.0, 1.0]) == "cannot tell"
     assert verdict([9.0, 10.0], [1.0, 2.0, 3.0]) == "cannot tell"  # one of ten deals is like that
     assert verdict([9.0, 9.1, 9.2, 9.3, 9.4], [1.0]) == "cannot tell"  # one of six
+    assert verdict([7.0, 9.0, 10.0], [1.0, 2.0, 3.0, 8.0]) == "cannot tell"  # two of 35, which is 0.057
     assert verdict([9.0, 10.0], []) == "not measured yet"
     near = Claim("up to a tenth", "soft", "no_entropy", "basic_reward", ("halfcheetah",), margin=0.1)
     assert verdict([95.0, 96.0, 97.0], [100.0, 99.0, 98.0], near) == "holds here"
@@ -183,16 +183,6 @@ def test_a_claim_is_examined_by_the_best_policies_and_by_sampled_actions() -> No
     assert (seen.verdict, *seen.others) == ("holds here", "does not", "cannot tell")
     line = next(line for line in page_tables(found)["paper_claims"]().splitlines() if "or better" in line)
     assert "| HalfCheetah | holds here | 0.050 | does not | cannot tell | 8.00 |" in line
-
-
-@pytest.mark.parametrize("whose", ["average", "best seed"])
-def test_verdicts_are_wrong_no_more_often_than_is_said(whose: Any) -> None:
-    """Where both sides are drawn alike: at most 5 % for each verdict."""
-    claim = Claim("better", "soft", "no_entropy", "basic_reward", ("halfcheetah",), whose=whose)
-    random = np.random.default_rng(0)
-    drawn = [[list(9000.0 + 150.0 * random.normal(size=5)) for _ in range(2)] for _ in range(50)]
-    said = [examine(results(soft=a, no_entropy=b), claim, "halfcheetah").verdict for a, b in drawn]
-    assert all(said.count(verdict) < 0.05 * 50 + 4.6 for verdict in ("holds here", "does not"))  # and 3 standard errors
 
 
 def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:

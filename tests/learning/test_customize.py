@@ -190,7 +190,7 @@ def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
 @pytest.mark.parametrize("dial", [False, True])
 def test_a_policys_file_tells_where_choices_start_though_its_priors_does_not(tmp_path: Path, dial: bool) -> None:
     prior = make_policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", (4,)), 0)
-    settings, env = replace(SMALL, steps=256), tiny("Told") + "?actions=choice"
+    settings, env = replace(SMALL, steps=256, evaluation_episodes=0), tiny("Told") + "?actions=choice"
     weights = residual((0.1, 1.0) if dial else 0.1, 0.1)
     result = customize(prior, tiny("was_told"), weights, tmp_path / "run", settings, env=env, progress=False)
     policy = result.at(omega=0.1) if dial else result.policy

@@ -210,7 +210,7 @@ RANGES = [
 def test_bad_ranges_are_refused_in_a_sentence(
     prior: Path, tmp_path: Path, asked: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["customize", str(prior), *shlex.split(asked), "--out", str(tmp_path / "run"), "--trust"]
+    words = ["customize", str(prior), *shlex.split(asked), "--out", str(tmp_path / "run"), "--trust", "--steps", "2048"]
     told = failed(capsys, *words, codes=(2,))
     assert said in told
     assert "measuring" not in told

@@ -86,19 +86,25 @@ def test_a_negative_number_does_not_raise_the_limit() -> None:
 @pytest.mark.parametrize(
     "many",
     [
-        b"(" + b"\x8f" * 600_000 + b"l",  # sets
-        b"(" + b"]" * 600_000 + b"l",
-        b"(" + b"}" * 600_000 + b"l",
-        b"(" + b"N\x85" * 600_000 + b"l",  # tuples of one
-        b"(" + b"(t" * 600_000 + b"l",
-        b"N" + b"\x94" * 600_000,  # what remembers the same thing, again and again
-        b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(600_000)) + b"u",
-        b"\x8f(" + b"".join(b"J" + n.to_bytes(4, "little") for n in range(600_000)) + b"\x90",
+        b"(" + b"\x8f" * 600 + b"l",  # sets
+        b"(" + b"]" * 600 + b"l",
+        b"(" + b"}" * 600 + b"l",
+        b"(" + b"N\x85" * 600 + b"l",  # tuples of one
+        b"(" + b"(t" * 600 + b"l",
+        b"N" + b"\x94" * 600,  # what remembers the same thing, again and again
+        b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(600)) + b"u",
+        b"\x8f(" + b"".join(b"J" + n.to_bytes(4, "little") for n in range(600)) + b"\x90",
     ],
 )
-def test_many_small_things_are_counted(many: bytes) -> None:
+def test_many_small_things_are_counted(many: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.readers.pickles.MAX_OPCODES", 500)
     with pytest.raises(FileError, match="it would unpack to far more than it holds"):
         read_pickle(b"\x80\x04" + many + b".", "a file")
+
+
+def test_a_policys_pickle_has_fewer_opcodes_than_so_many() -> None:
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04N" + b"\x94" * 600_000 + b".", "a file")
 
 
 def test_tensors_may_share_their_numbers_a_few_times() -> None:

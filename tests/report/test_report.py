@@ -115,11 +115,11 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
 
 
-@pytest.mark.usefixtures("_short_films")
 def test_a_page_may_be_of_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
     assert "<h1>a?b</h1>" in page.write(tmp_path / "report.html", "a\udcfcb", "", []).read_text()
 
 
+@pytest.mark.usefixtures("_short_films")
 def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
     """The run was scored by the prior itself: the clone's levels are none of its curves'."""
     for name, more in (("copied", {}), ("clone", {"prior_is": {"kl": 0.1}})):
