@@ -185,8 +185,7 @@ def test_light_modules_stay_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_there() -> None:
-    assert all(getattr(repolicy, name) is not None for name in repolicy.__all__)
+def test_what_is_not_public_is_not_there() -> None:
     assert dir(repolicy.rql) == sorted(repolicy.rql.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = repolicy.nothing

@@ -36,9 +36,9 @@ def wish(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 WISH = f"{__file__}:wish"
 
 
-def optimum(state_cost: float, control_cost: float, alpha: float) -> LinearGaussian:
+def optimum(state_cost: float, control_cost: float, alpha: float, discount: float = DISCOUNT) -> LinearGaussian:
     """The closed-form maximum-entropy optimum of a cost."""
-    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(state_cost, control_cost), DISCOUNT)
+    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(state_cost, control_cost), discount)
     return linear_quadratic_optimal(problem, alpha).policy
 
 
@@ -77,23 +77,6 @@ def gain_and_std(policy: Policy) -> tuple[float, float]:
 def assert_found(policy: Policy, wanted: LinearGaussian, rel: float = 0.05) -> None:
     found, expected = gain_and_std(policy), (float(wanted.gain), math.sqrt(float(wanted.covariance)))
     assert found == pytest.approx(expected, rel=rel)
-
-
-class Log:
-    """A callback that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.metrics: list[dict[str, float]] = []
-        self.said: list[str] = []
-
-    def begin(self, request: Any, start: int, total: int) -> None: ...
-    def write(self, metrics: dict[str, float]) -> None:
-        self.metrics.append(metrics)
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-    def close(self) -> None: ...
 
 
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)

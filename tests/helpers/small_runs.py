@@ -32,15 +32,18 @@ def small(out: Path, settings: Settings = SMALL, env: str = "LinearQuadratic", r
     return train(tiny(env), soft(0.1), out, settings, resume=resume)
 
 
-class Listening:
-    """Keeps what a run says."""
+class Log:
+    """A callback that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.said = list[str]()
+        self.metrics: list[dict[str, float]] = []
+        self.said: list[str] = []
 
     def begin(self, request: Any, start: int, total: int) -> None: ...
-    def write(self, metrics: dict[str, float]) -> None: ...
     def close(self) -> None: ...
+
+    def write(self, metrics: dict[str, float]) -> None:
+        self.metrics.append(metrics)
 
     def say(self, sentence: str) -> None:
         self.said.append(sentence)

@@ -54,6 +54,9 @@ def addon(completions: list[str], **_: Any) -> list[float]:
     return [min(text.count("e"), 2) / 2 for text in completions]
 
 
+REWARD = f"{__file__}:addon"
+
+
 def load(folder: Path) -> Any:
     """A model of one's own. (To copy one takes a fifth of the time.)"""
     written = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))

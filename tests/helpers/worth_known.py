@@ -1,15 +1,12 @@
 """A policy of which it is known what a nat is worth."""
 
-import math
 from typing import Any
 
-import linear_quadratic as lq
+import known_optimum
 import numpy as np
-import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny
+from tiny_envs import CONTROL_COST, STATE_COST, LinearQuadratic, Tiny
 
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy
 
 ALPHA = 0.3
 LONG, RARELY, CALM = (f"{__file__}:{name}" for name in ("Long", "Rarely", "calm"))
@@ -43,12 +40,4 @@ def calm(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 
 
 def optimum() -> Policy:
-    problem = lq.LinearQuadratic(DYNAMICS, CONTROL, lq.quadratic_cost(STATE_COST, CONTROL_COST), 0.9999)
-    best = lq.linear_quadratic_optimal(problem, ALPHA).policy
-    actions = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-    policy = Policy(PolicySpec(1, actions, hidden=(2,), activation="relu", min_std=0.0))
-    with torch.no_grad():
-        policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
-        policy.network.weights[1].copy_(float(best.gain) * torch.tensor([[-1.0, 1.0]]))
-        policy.log_std.fill_(0.5 * math.log(float(best.covariance)))
-    return policy
+    return known_optimum.as_policy(known_optimum.optimum(STATE_COST, CONTROL_COST, ALPHA, 0.9999))

@@ -18,6 +18,7 @@ from runner_envs import OURS, Drift, settings
 from runners import runner
 from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
+from two_processes import Push
 
 from repolicy.hosts.method import HostRollout
 from repolicy.policies.density import fit_density
@@ -63,14 +64,9 @@ def waits(work: Callable[[], Any]) -> tuple[int, int]:
     return max(below.waits.total(), above.waits.total()), below.all
 
 
-class Pushing:
-    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        return -(actions - 0.5).square().sum(-1)
-
-
 PRIORS: dict[str, Any] = {
     "a file of ours": lambda: small_policy(hidden=(16, 16)),
-    "an object": Pushing,
+    "an object": Push,
     "a mean": lambda: MeanPrior(nn.Linear(3, 2), 0.5),
     "a checkpoint with a memory": lambda: "gru",
     "none": lambda: None,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from known_optimum import ALPHA, EXACT, SETTINGS, WISH, Log, as_policy, of_both
+from known_optimum import ALPHA, EXACT, SETTINGS, WISH, as_policy, of_both
+from small_runs import Log
 from tiny_envs import tiny
 
 from repolicy.errors import UsageError

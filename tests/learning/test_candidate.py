@@ -8,6 +8,7 @@ import known_optimum as linear
 import numpy as np
 import pytest
 import torch
+from small_runs import Log
 from tiny_envs import tiny
 from workers import SETTINGS, segments
 
@@ -179,7 +180,7 @@ def test_an_evaluation_is_the_objective_and_its_error(
 
 def test_a_run_that_gains_nothing_hands_back_its_prior(tmp_path: Path) -> None:
     """The weight of the prior is so large that any step away costs more than the wish pays."""
-    prior, log = tmp_path / "prior.safetensors", linear.Log()
+    prior, log = tmp_path / "prior.safetensors", Log()
     save_policy(prior, linear.as_policy(linear.EXACT), {})
     said: list[str] = []
     log.say = said.append

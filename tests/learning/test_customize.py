@@ -8,9 +8,9 @@ import at_once
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_found, customized, of_both
+from known_optimum import ALPHA, SETTINGS, SLOW, WISH, as_policy, assert_found, customized, of_both
 from linear_quadratic import LinearGaussian
-from small_runs import SMALL
+from small_runs import SMALL, Log
 from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.batches import GymnasiumEnvs

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, Log, gain_and_std, of_both
+from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, gain_and_std, of_both
+from small_runs import Log
 from threaded_ranks import customized
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 

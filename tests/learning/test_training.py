@@ -17,7 +17,7 @@ import known_optimum
 import pytest
 import tiny_envs
 import torch
-from small_runs import SMALL, Listening, same, small, weights
+from small_runs import SMALL, Log, same, small, weights
 from threaded_ranks import customized as customized_by_threads
 from tiny_envs import Endless, Raises, tiny
 from torch import Tensor
@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(whole: Path, tmp
     assert RunFolder(whole).policy.read_bytes() == RunFolder(tmp_path / "killed").policy.read_bytes()
 
 
-class AtIteration(Listening):
+class AtIteration(Log):
     """Does something once, when an iteration is over."""
 
     def __init__(self, iteration: int, action: Callable[[], object]) -> None:

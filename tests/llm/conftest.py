@@ -1,4 +1,4 @@
-"""What the tests of language models share: no network, one thread, and a prior that trains in seconds."""
+"""What the tests of language models share: no network, and a prior that trains in seconds."""
 
 import gc
 import os
@@ -13,14 +13,13 @@ os.environ |= {
     "TQDM_DISABLE": "1",
 }
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 # Warnings of TRL and transformers about each other, by their words; any other warning is an error.
 OTHERS_WARNINGS = ["ignore:.*gradient_checkpointing.* is deprecated and will be removed in v6:FutureWarning"]
@@ -32,14 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             for warning in OTHERS_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,7 +62,6 @@ def prior(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("trl", reason="the extra `llm` is not installed")
     from experiments.llm.toy import make_prior
 
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("prior")
     make_prior(toy, folder, steps=200, hidden=32, layers=1)
     gc.collect()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tiny_language import load, perturbed
+from tiny_language import REWARD, load, perturbed
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typed_commands import failed
 
@@ -23,9 +23,6 @@ from repolicy.llm.mixins import checksum
 from repolicy.llm.models import MEASURES, call_reward, load_tuned, new_tokens, render_page, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
-
-REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
-
 
 STRICT = """
 def brevity(completions):

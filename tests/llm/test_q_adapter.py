@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
-from tiny_language import PAIRS, first, load, weights
+from tiny_language import PAIRS, REWARD, first, load, weights
 from torch.nn.functional import logsigmoid
 
 from repolicy.errors import UsageError
@@ -131,7 +131,7 @@ def test_its_logits_are_not_taken_for_a_policys(trainer: Callable[..., Any], pri
         with pytest.raises(UsageError, match=r"is a Q-adapter.* generate with a repolicy\.llm\.QAdapterLogits"):
             generate([folder], str(prior), ["."], omega=0.3, trained_at=trained_at)
     with pytest.raises(UsageError, match="is a Q-adapter"):
-        evaluate([folder], str(prior), prompts, f"{Path(__file__).parent / 'toy_reward.py'}:addon")
+        evaluate([folder], str(prior), prompts, REWARD)
 
 
 def test_logits_need_an_adapter(prior: Path) -> None:

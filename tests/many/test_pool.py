@@ -2,17 +2,16 @@
 
 import contextlib
 import importlib.util
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import is_gone, until
 
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.many.pool import MAX_ATTEMPTS, Job, LocalProcess, _stop_jobs, check_ray_address, connect_to_ray, run_jobs
@@ -106,22 +105,6 @@ def begun(tmp_path: Path, ignored: bool = False) -> Iterator[subprocess.Popen[by
             yield process
         finally:
             process.kill()
-
-
-def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"  # dead, and nobody's child
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent died")

@@ -16,7 +16,8 @@ import at_once
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, Log, as_policy, gain_and_std, steer
+from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, as_policy, gain_and_std, steer
+from small_runs import Log
 from tiny_envs import tiny
 from torch import Tensor
 from typed_commands import answered, typed

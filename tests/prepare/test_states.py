@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import Listening
+from small_runs import Log
 from tiny_envs import tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
@@ -241,7 +241,7 @@ def test_every_step_is_counted(
         evaluation_episodes=evaluated, keep=keep,
     )  # fmt: skip
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-    prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Listening()
+    prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Log()
     customize(
         prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny("Endless"),
         callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,

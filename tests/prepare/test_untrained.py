@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from noise_worlds import FEW, HERE, RIGHT, WALK, named
-from small_runs import Listening
+from small_runs import Log
 
 from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
@@ -69,7 +69,7 @@ def test_what_cannot_be_copied_is_a_sentence() -> None:
 
 def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By how often environments and their copies were stepped."""
-    taken, heard, step = [], Listening(), NoiseEnvs.step
+    taken, heard, step = [], Log(), NoiseEnvs.step
 
     def counted(self, actions):
         taken.append(self.count)

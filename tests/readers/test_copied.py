@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from made_graphs import graph, node
-from small_runs import Listening
+from small_runs import Log
 from tiny_envs import tiny
 from torch import nn
 from typed_commands import failed
@@ -50,7 +50,7 @@ def run(prior: Any, out: Path, **options: Any) -> Any:
 
 def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path) -> None:
     path, actor = rsl_rl(tmp_path / "model_7.pt")
-    listener = Listening()
+    listener = Log()
     run(path, tmp_path / "run", callbacks=[listener])
     assert any("elu, is assumed" in sentence for sentence in listener.said)
     assert any(sentence.startswith("add-on") for sentence in listener.said)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from known_problems import Bounded, Table, Walk, constant, wild_prior
-from small_runs import Listening
+from small_runs import Log
 from typed_commands import answered, failed
 
 import repolicy
@@ -118,7 +118,7 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     settings = replace(
         QUICK, steps=200, checkpoint_every=80, critic_warmup=0.5, actor_learning_rate=1e-2, minibatch=8, train_every=4
     )
-    addon, ways, heard = UPRIGHT, [], Listening()
+    addon, ways, heard = UPRIGHT, [], Log()
     for name, callbacks in (("whole", [heard]), ("stopped", [Interrupts(100)]), ("stopped", [])):
         ways.append(
             customize(
@@ -167,7 +167,7 @@ def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
     monkeypatch.setattr("repolicy.rql.customizing.CUSTOMIZING", replace(settings, steps=29))
     addon, said = UPRIGHT, []
     for task in (None, TASKS["parking"]):
-        heard = Listening()
+        heard = Log()
         monkeypatch.setattr("repolicy.rql.customizing.task_of", lambda _, task=task: task)
         customize(
             tmp_path / "prior.safetensors", residual(0.3, 0.1), tmp_path / str(len(said)), settings, addon=addon,
@@ -177,7 +177,7 @@ def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
     assert said == [True, False]
 
 
-class Interrupts(Listening):
+class Interrupts(Log):
     """Presses Ctrl-C."""
 
     def __init__(self, at: int) -> None:

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import is_gone, until
 from rank_programs import add_up_and_compare, one_step, put_up, step_with_states
 from threaded_ranks import in_threads
 from torch import Tensor
@@ -158,36 +157,21 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, monkeypatch: pytest.Monk
     code = f"import time; from repolicy.runs import ranks\nwith ranks.launch_ranks(2, [{hangs!r}]): time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
-        eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")
+        until(lambda: note.exists() and note.read_text().endswith(" "))
     finally:
         first.kill()
         first.wait()
     second = int(note.read_text())
     try:
-        eventually(lambda: not alive(second), "the second rank went on")
+        until(lambda: is_gone(second))
     finally:
-        if alive(second):
+        if not is_gone(second):
             os.kill(second, signal.SIGKILL)
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
     for parent in (os.getppid(), first.pid):
         ranks.Siblings([], parent=parent).check()
     assert codes == [1]
-
-
-def eventually(condition: Callable[[], bool], otherwise: str) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.02)
-    pytest.fail(otherwise)
-
-
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def ended(program: str) -> None:
