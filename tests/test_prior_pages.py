@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import FEW
+from other_policies import Around
 from quick_graphs import quick_graph
 from typed_commands import SMALL, typed, with_few_states
 
@@ -108,21 +109,9 @@ def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert Path("runs/again/policy.safetensors").exists()
 
 
-class Around(torch.nn.Module):
-    """A connection around a layer, which no perceptron of ours has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = (torch.nn.Linear(a, b) for a, b in ((17, 7), (7, 7), (7, 6)))
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        first = torch.tanh(self.first(obs))
-        return self.last(first + torch.tanh(self.second(first)))
-
-
 def test_graphs_and_modules(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
-    module = Around()
+    module = Around(17, 6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(module), "lstm.pt")

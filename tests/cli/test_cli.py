@@ -33,6 +33,8 @@ from repolicy.runs.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FEW = [*SMALL, "--steps=128"]
 
 
@@ -221,21 +223,18 @@ def test_the_names_of_add_ons_and_environments_can_be_typed(
 
 
 def test_the_doctor_knows_every_extra_of_the_package() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {*about.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
+    assert {*about.EXTRAS} == {*PROJECT["optional-dependencies"]} - {"dev", "docs"}
 
 
 def test_a_wheel_takes_no_later_major_than_those_that_were_tested() -> None:
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = [text for name in about.EXTRAS for text in project["optional-dependencies"][name]]
+    extras = [text for name in about.EXTRAS for text in PROJECT["optional-dependencies"][name]]
     tested = dict(
         line.lower().replace("_", "-").split("==")
-        for line in (root / "constraints.txt").read_text().splitlines()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
     tested["torch"] = "2.15.0"  # `constraints.txt` holds an older one, which has a small wheel
-    for wanted in map(Requirement, [*project["dependencies"], *extras]):
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras]):
         at = Version(tested[wanted.name.lower().replace("_", "-")])
         later = [f"{at.major + 1}.0", *([f"{at.major}.{at.minor + 1}"] if wanted.name in ("torch", "trl") else [])]
         assert at in wanted.specifier, wanted
@@ -286,8 +285,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip makes `repolicy` from, in pyproject.toml."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    module, _, name = project["scripts"]["repolicy"].partition(":")
+    module, _, name = PROJECT["scripts"]["repolicy"].partition(":")
     ran: list[str] = []
     monkeypatch.setattr(cli, "main", lambda: ran.append("it"))
     before = signal.getsignal(signal.SIGINT)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, as_policy, gain_and_std, steer
+from other_policies import Counting
 from small_runs import Log
 from tiny_envs import tiny
 from torch import Tensor
@@ -171,16 +172,6 @@ def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
 
 
 ONE = ActionSpace("continuous", (1,))
-
-
-class Counting:
-    """Its mean is how many steps of the episode it has seen, times 0.1."""
-
-    def begin(self, count: int) -> State:
-        return {"steps": torch.zeros(count, 1)}
-
-    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
-        return 0.1 * (state["steps"] + 1.0), {"steps": state["steps"] + 1.0}
 
 
 def test_a_memory_goes_on_from_one_round_of_fitting_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_policies import Counting
 from tiny_envs import tiny
 from torch import Tensor, nn
 
@@ -88,17 +89,6 @@ def test_what_a_prior_does_to_its_arguments_stays_with_it() -> None:
 
 
 # A memory -------------------------------------------------------------------------------------------------------------
-class Counting:
-    """Its mean is how many steps of the episode it has seen, times 0.1."""
-
-    def begin(self, count: int) -> State:
-        return {"steps": torch.zeros(count, 1)}
-
-    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
-        steps = state["steps"] + 1.0
-        return 0.1 * steps, {"steps": steps}
-
-
 class CountingInNumPy:
     def begin(self, count: int) -> Any:
         return {"steps": np.zeros((count, 1))}

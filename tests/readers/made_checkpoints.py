@@ -78,18 +78,6 @@ def with_entry(archive: zipfile.ZipFile, ending: str, change: Any, compress: int
     return buffer.getvalue()
 
 
-class Around(nn.Module):
-    """A connection around a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(5, 7), nn.Linear(7, 7), nn.Linear(7, 3)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        first = torch.tanh(self.first(obs))
-        return self.last(first + torch.tanh(self.second(first)))
-
-
 def squashed(*heads: str) -> dict[str, torch.Tensor]:
     """The tensors of CleanRL's squashed policies, with these heads."""
     state = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}

@@ -13,9 +13,10 @@ import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
-from made_checkpoints import Agent, Around, Seen, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
+from made_checkpoints import Agent, Seen, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
 from made_graphs import graph, node, onnx, script, stacked
 from made_sb3 import contrib, made, sb3
+from other_policies import Around
 from torch import nn
 
 from repolicy.cli.inspection import inspect

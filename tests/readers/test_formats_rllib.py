@@ -55,14 +55,21 @@ def made(width: int, body: str = "encoder.actor_encoder", bound: float = 20.0) -
     return nn.Sequential(encoder, nn.Tanh(), head), state
 
 
-def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
-    module = tmp_path / "checkpoint" / RLLIB.parent
-    write(made(4)[1])
-    module.mkdir(parents=True)
+def into_folder(tmp_path: Path) -> Path:
+    """Put what `write` wrote where it lies in a checkpoint's folder."""
+    folder = tmp_path / "checkpoint"
+    module = folder / RLLIB.parent
+    module.mkdir(parents=True, exist_ok=True)
     for name in (RLLIB.name, ARGUMENTS):
         (tmp_path / name).rename(module / name)
-    assert find_policy(tmp_path / "checkpoint") == module / RLLIB.name
-    assert inspect(tmp_path / "checkpoint")["kind"] == "PPO of RLlib"
+    return folder
+
+
+def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
+    write(made(4)[1])
+    folder = into_folder(tmp_path)
+    assert find_policy(folder) == folder / RLLIB
+    assert inspect(folder)["kind"] == "PPO of RLlib"
 
 
 def packed(numbers: np.ndarray) -> str:
@@ -77,13 +84,10 @@ def checkpoint(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     state = made(4)[1]
 
     def written(*connectors: str, **running: Any) -> Path:
-        folder = tmp_path / "checkpoint"
-        module, pipeline = folder / RLLIB.parent, folder / PIPELINE
         write(state)
-        for place in (module, pipeline / FILTER):
-            place.mkdir(parents=True, exist_ok=True)
-        for name in (RLLIB.name, ARGUMENTS):
-            (tmp_path / name).rename(module / name)
+        folder = into_folder(tmp_path)
+        pipeline = folder / PIPELINE
+        (pipeline / FILTER).mkdir(parents=True, exist_ok=True)
         kinds = [(class_named(monkeypatch, f"ray.{name.lower()}.{name}"), (), {}) for name in connectors]
         (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": kinds})}))
         settings = {"de_mean_to_zero": True, "de_std_to_one": True, "clip_by_value": 1.5, "running_stats": [running]}
@@ -182,17 +186,14 @@ def test_whether_actions_are_scaled_stands_in_the_checkpoint(
     write: Any, scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, state = made(4)
-    path, obs = write(state, Box(-2.0, 2.0, (2,))), observations(5)
-    folder = tmp_path / "checkpoint"
-    module, pipeline = folder / RLLIB.parent, folder / ACTIONS_PIPELINE
-    for place in (module, pipeline):
-        place.mkdir(parents=True)
-    for name in (RLLIB.name, ARGUMENTS):
-        (tmp_path / name).rename(module / name)
+    write(state, Box(-2.0, 2.0, (2,)))
+    folder, obs = into_folder(tmp_path), observations(5)
+    pipeline = folder / ACTIONS_PIPELINE
+    pipeline.mkdir(parents=True)
     kind = class_named(monkeypatch, f"ray.actions.{ACTIONS_SCALER}")
     connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": False})]
     (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": connectors})}))
-    described = describe(module / path.name)
+    described = describe(folder / RLLIB)
     with torch.no_grad():
         loc, log_std = net(obs).chunk(2, -1)
     factor = 2.0 if scales else 1.0

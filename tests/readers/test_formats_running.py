@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from comparing import STD, assert_equal, describe, mean, observations, placed, random
-from made_checkpoints import Around
 from made_graphs import graph, node, onnx, run, script
+from other_policies import Around
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError

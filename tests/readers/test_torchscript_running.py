@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from comparing import STD, assert_equal, observations, placed, stirred
-from made_checkpoints import Around
 from made_graphs import script
+from other_policies import Around
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
