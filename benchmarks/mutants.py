@@ -272,6 +272,7 @@ ROOMS = [
     Mutant("policies/density.py", "1.0 - QUANTILE)", "QUANTILE)", STATES, "three quarters of the prior's own states cost something"),
     Mutant("policies/density.py", ".clamp_(0.0, MAX_COST)", ".clamp_(0.0)", STATES, "a state that costs without a limit"),
     Mutant("prepare/states.py", "ages <= SKIPPED_STEPS", "ages < 0", WORKER, "how an episode begins has a price"),
+    Mutant("prepare/states.py", "found / max(1.0 - gamma, 1.0 / LONGEST_STAY)", "found", WORKER, "an end that is a way out of the price on states"),
     Mutant("prepare/states.py", "rollout.ages.T > SKIPPED_STEPS", "rollout.ages.T > 0", STATES, "how an episode begins is learned"),
     Mutant("ranges.py", "2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0", "2.0 * (value - self.low) / (self.high - self.low) - 1.0", DIAL, "a logarithmic dial without its logarithm"),
     Mutant("ranges.py", "self.low + (self.high - self.low) * ((place + 1.0) / 2.0)", "self.low + (self.high - self.low) * place", DIAL, "a linear dial begins in its middle"),

@@ -148,7 +148,10 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     EIGHT + WITH_STATES,
     ids=lambda made: f"{made.task}-{made.omega}-{made.alpha}-{made.bonus}-{made.states}",
 )
-def test_the_loss_has_the_gradient_of_its_estimator(objective: Objective, surrogate: str) -> None:
+def test_the_loss_has_the_gradient_of_its_estimator(
+    objective: Objective, surrogate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repolicy.prepare.states.LONGEST_STAY", 1)  # the process has a last step, and no last state
     policy, found = engine_gradient(objective, surrogate)
     by_logits = estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log())
     outputs = policy.network(torch.eye(2))

@@ -37,8 +37,11 @@ def paid(made: Worker, rollout: Rollout) -> TaskRewards:
 
 # Scores ---------------------------------------------------------------------------------------------------------------
 def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
-    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 2)
+    """Episodes of 3, 4, 5, ... steps, of which the first three are left out of the price on states.
+
+    The last state of the first and third, which terminate, counts 1 / (1 − 0.9) times. The second is cut.
+    """
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)
     made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
     made.density = SimpleNamespace(
         familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]), normalized=lambda observations: observations
@@ -47,7 +50,8 @@ def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest
     ages = [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 1]
     assert rollout.ages.T.tolist() == [ages] * 4
     priced = made.reward(rollout, paid(made, rollout), torch.zeros(13, 4)).states
-    assert priced.T.tolist() == [[-0.5 * (age > 2) for age in ages]] * 4
+    expected = [0, 0, -5.0, 0, 0, 0, -0.5, 0, 0, 0, -0.5, -5.0, 0]
+    torch.testing.assert_close(priced.T.double(), torch.tensor([expected] * 4).double())
 
 
 def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_path: Path) -> None:

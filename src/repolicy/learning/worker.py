@@ -269,7 +269,7 @@ class Worker:
 
     def reward(self, rollout: Rollout, task: TaskRewards, log_prior: Tensor | None) -> Reward:
         """Return the reformulated reward of a rollout, in float64. Raises where a part of it is not finite."""
-        familiarities = self.familiarity(rollout.next_observations, rollout.ages)
+        familiarities = self.familiarity(rollout.next_observations, rollout.ages, rollout.terminated)
         prior = None if log_prior is None else log_prior.double()
         log_policy = rollout.log_probs.double()
         parts = reformulated(self.objective, task.total, prior, log_policy, familiarities, **task.weights)
@@ -284,12 +284,18 @@ class Worker:
                 raise NumericError(f"the {name} is not finite ({where})")
         return parts
 
-    def familiarity(self, next_observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
-        """Return how familiar the next states are to the prior, or None where the objective does not weigh it."""
+    def familiarity(
+        self, next_observations: np.ndarray | None, ages: np.ndarray, terminated: np.ndarray | None = None
+    ) -> Tensor | None:
+        """Return how familiar the next states are to the prior, or None where the objective does not weigh it.
+
+        Where it is known which steps `terminated` an episode, its last state counts as if it lasted.
+        """
         if self.density is None or next_observations is None:
             return None
         observations = torch.from_numpy(self.env_observations(next_observations))
-        return familiarity(self.density, observations, torch.from_numpy(ages))
+        ends = None if terminated is None else torch.from_numpy(terminated)
+        return familiarity(self.density, observations, torch.from_numpy(ages), ends, self.settings.gamma)
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

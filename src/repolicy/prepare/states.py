@@ -20,6 +20,7 @@ SHARE_OF_RUN = 0.25  # observations collected, as a share of the run's steps, be
 MIN_FIT_OBSERVATIONS = 6_400  # with fewer observations the fit is refused
 MAX_STEPS_RATIO = 4  # collecting stops after this many times the steps that are needed where no episode ends
 OBSERVATIONS_PER_ENV, BLOCK = 1_000, STRETCH  # BLOCK: steps of a rollout
+LONGEST_STAY = 1_000  # steps that the last state of an episode counts for at most
 MAX_STATE_SIZE = 1_000  # numbers in an observation; a policy's file holds the square of it
 
 
@@ -90,6 +91,16 @@ def check_enough(states: int, length: float) -> None:
         raise UsageError(f"{soon} (the first {SKIPPED_STEPS} of an episode are left out): --states 0 goes without them")
 
 
-def familiarity(density: Density, observations: Tensor, ages: Tensor) -> Tensor:
-    """Return the familiarity of next observations, 0 in an episode's first steps, which the policy has not caused."""
-    return density.familiarity(density.normalized(observations)).masked_fill_(ages <= SKIPPED_STEPS, 0.0)
+def familiarity(
+    density: Density, observations: Tensor, ages: Tensor, terminated: Tensor | None = None, gamma: float = 0.0
+) -> Tensor:
+    """Return the familiarity of next observations, 0 in an episode's first steps, which the policy has not caused.
+
+    Where `terminated` is given, a state that ends its episode counts as if it lasted, at any age: with the discount
+    gamma, 1 / (1 − gamma) times. If an end were a way out of the price, a policy that stumbles would learn to fall.
+    """
+    found = density.familiarity(density.normalized(observations))
+    priced = found.masked_fill(ages <= SKIPPED_STEPS, 0.0)
+    return (
+        priced if terminated is None else torch.where(terminated, found / max(1.0 - gamma, 1.0 / LONGEST_STAY), priced)
+    )
