@@ -1,7 +1,7 @@
 """Policies of every family, as training leaves them."""
 
 import numpy as np
-import torch
+from shaken import shaken
 
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import moment_sums
@@ -19,11 +19,7 @@ SPECS = {
 
 def trained(family: str = "gaussian", seed: int = 0) -> Policy:
     """A policy as training leaves it: weights of its own, and a normalizer that has seen something."""
-    policy = Policy(SPECS[family])
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    policy = shaken(Policy(SPECS[family]), seed=seed)
     seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
     policy.normalizer.update(moment_sums(seen.astype(np.float32)))
     return policy

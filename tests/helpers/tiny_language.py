@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from shaken import shaken
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
@@ -71,10 +72,7 @@ def _loaded(folder: Path, written: tuple[tuple[str, int], ...]) -> Any:
 def perturbed(model: Any, by: float = 0.05, seed: int = 1) -> Any:
     """Change a model, so that it is not its prior and a wrong weight on either shows."""
     torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += by * torch.randn_like(parameter)
-    return model
+    return shaken(model, by)
 
 
 def apart(prior: Path) -> dict[str, Any]:

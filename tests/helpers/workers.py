@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import torch
+from shaken import shaken
 from tiny_envs import tiny
 from torch import Tensor
 
@@ -34,10 +34,7 @@ def segments(
     """A worker at the start of its first segment, whose critic is not flat and whose normalizer has seen something."""
     folder = RunFolder(tmp_path / "run")
     if prior:
-        policy = Policy(spec_for(make_envs(tiny(env), 1, 0), settings))
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+        policy = shaken(Policy(spec_for(make_envs(tiny(env), 1, 0), settings)))
         policy.normalizer.update(seen(policy.spec.observation_size))
         save_policy(folder.prior, policy, {})
     addons = (tiny("stay_near"),) if objective.reads_addon else ()

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from shaken import shaken
 from torch import Tensor, nn
 
 from repolicy import Policy
@@ -18,10 +19,7 @@ def small_policy(
         space = ActionSpace("discrete", (3,))
     else:
         space = ActionSpace("continuous", (actions,), (-1.0,) * actions, (1.0,) * actions)
-    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    policy = shaken(Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5)), by=0.1)
     numbers = {
         "mean": torch.full((observations,), 0.3),
         "var": torch.full((observations,), 2.0),

@@ -11,6 +11,7 @@ from runner_envs import Drift as RunnerDrift
 from runners import POLICY_ACTOR, collected, residual, runner
 from sb3_models import Drift, rollout
 from sb3_models import residual as sb3
+from shaken import shaken
 from small import small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
@@ -27,10 +28,7 @@ OMEGA, ALPHA = 0.3, 0.2
 
 def squashed(family: str = "squashed", hidden: tuple[int, ...] = (8, 8), activation: str = "swish") -> Policy:
     start = small_policy(hidden=hidden)
-    policy = Policy(replace(start.spec, family=family, activation=activation))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    policy = shaken(Policy(replace(start.spec, family=family, activation=activation)))
     policy.normalizer.load_state_dict(start.normalizer.state_dict())
     return policy
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from several import ALPHA, FAST, QUIET, prior_file
+from shaken import shaken
 from tiny_envs import tiny
 from typed_commands import failed, refused
 
@@ -45,15 +46,8 @@ SPECS = {
 }
 
 
-def shaken(policy: Policy, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in policy.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
-
-
 def prior(kind: str) -> Policy:
-    made = Policy(SPECS[kind])
-    shaken(made)
+    made = shaken(Policy(SPECS[kind]), seed=0)
     generator = torch.Generator().manual_seed(1)
     seen = 2.0 + 3.0 * torch.randn(50, 4, generator=generator).double()
     made.normalizer.update(torch.stack([torch.full((4,), 50.0).double(), seen.sum(0), seen.square().sum(0)]))
@@ -97,7 +91,7 @@ def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str, it
 @every
 def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str, its: tuple[Dial, ...]) -> None:
     made = ConditionedPolicy.from_prior(prior(kind), its)
-    shaken(made, 3)
+    shaken(made, seed=3)
     for place in (-1.0, 0.2, 1.0):
         observations, values = seen(its, place), {dial.name: dial.value(place) for dial in its}
         plain, actions = made.at(**values), made(observations).sample(torch.Generator().manual_seed(4))
@@ -114,7 +108,7 @@ def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str, its: tuple[
 def test_acting_scores_what_it_did(kind: str, its: tuple[Dial, ...]) -> None:
     """The snapshot in NumPy, whose scales are kept until a position changes."""
     made = ConditionedPolicy.from_prior(prior(kind), its)
-    shaken(made, 3)
+    shaken(made, seed=3)
     actor = made.actor(3, 50, torch.Generator().manual_seed(5))
     observations = [seen(its, 0.3), seen(its, 0.3), seen(its)]
     actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in observations])
@@ -141,7 +135,7 @@ def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
 
 def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
     made = ConditionedPolicy.from_prior(prior("tanh"), (OMEGA,))
-    shaken(made, 3)
+    shaken(made, seed=3)
     with pytest.warns(UserWarning, match="omega is 30, and this policy was trained from 0.03 to 3: it acts as at 3"):
         found = made.at(30.0)
     assert torch.equal(found.network.weights[0], made.at(3.0).network.weights[0])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shaken import shaken
 
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace, Categorical, Gaussian, SquashedGaussian
@@ -38,10 +39,7 @@ OTHERS = {  # what files of other libraries need besides
 
 def wild(spec: PolicySpec) -> Policy:
     """A policy with large weights, which depends on what it sees, and a normalizer that has seen something."""
-    policy = Policy(spec)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+    policy = shaken(Policy(spec))
     policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
     return policy
 

@@ -1,6 +1,7 @@
 """Dials that cost no training: exact on linear–quadratic control, normalized densities, files like any other."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import linear_quadratic as lq
 import pytest
 import torch
+from shaken import shaken
 from torch import Tensor
 from typed_commands import refused
 
@@ -28,21 +30,10 @@ BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
 CHOICES = ActionSpace("discrete", (3, 2), (), ())
 
 
-def shaken(spec: PolicySpec, start: Policy | None = None) -> Policy:
-    """A policy with numbers of its own."""
-    policy = Policy(spec)
-    if start is not None:
-        policy.load_state_dict(start.state_dict())
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return policy
-
-
 def pair(family: str) -> tuple[Policy, Policy]:
     spec = PolicySpec(4, CHOICES if family == "categorical" else BOX, family, hidden=(8, 8))
-    prior = shaken(spec)
-    return prior, shaken(spec, prior)
+    prior = shaken(Policy(spec))
+    return prior, shaken(deepcopy(prior))
 
 
 @pytest.mark.parametrize("how", METHODS)

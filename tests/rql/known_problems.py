@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from shaken import shaken
 
 pytest.importorskip("stable_baselines3")
 
@@ -104,10 +105,7 @@ class Table:
 def wild_prior(**changes: Any) -> Policy:
     """A prior with weights of its own and a normalizer that has seen something."""
     spec = PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=(8, 5), activation="relu")
-    policy = Policy(replace(spec, **changes))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.5)
+    policy = shaken(Policy(replace(spec, **changes)), by=0.5)
     policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
     return policy
 
