@@ -1,9 +1,9 @@
 """Wrappers of environments: `DialedEnvs` appends dial positions to observations; `NoiseEnvs` acts through a decoder.
 
 **Dials**. Each observation is followed by the episode's positions on the dials, from −1 to 1, which are drawn when it
-begins. On the first dial, each environment of all ranks draws from a stratum of its own. So every part of the dial is
-seen equally often at any time, however long the episodes are. On other dials the strata are permuted anew with each
-draw, so that every pair of parts is seen in time. (A grid would leave few environments to a dial.)
+begins. On the first dial, each environment of all ranks draws from a stratum of its own. So at any time a tenth stands
+at each end, and the rest evenly between, however long the episodes are. On other dials the strata are permuted anew
+with each draw, so that every pair of parts is seen in time. (A grid would leave few environments to a dial.)
 
 **Noise** (`NAME?decoder=FILE&noise=8&chunk=4`). A generative policy, a diffusion or a flow, turns an observation and
 noise z ~ N(0, I) into a chunk of actions. Here an action is z, and a step is the whole chunk. So the prior over actions
