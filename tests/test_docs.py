@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from pages import DOCS, code, section
 from shaken import shaken
 
 from experiments import campaign
@@ -22,8 +23,6 @@ from repolicy import load_policy
 from repolicy.files import file_sum
 from tests.experiments.rows import row
 
-DOCS = Path(__file__).parents[1] / "docs"
-
 
 def test_a_policy_of_stable_baselines3_is_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
@@ -31,9 +30,7 @@ def test_a_policy_of_stable_baselines3_is_copied_whole(tmp_path: Path, monkeypat
     theirs = sb3.PPO("MlpPolicy", gymnasium.make("HalfCheetah-v5"), seed=3)
     shaken(theirs.policy)
     theirs.save("theirs.zip")
-    section = (DOCS / "your-policy.md").read_text().split("## Keep a copy of it")[1].split("\n## ")[0]
-    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
-    exec(code, {})  # as a reader types it
+    exec("".join(code(section("your-policy.md", "Keep a copy of it"))), {})  # as a reader types it
     ours = load_policy("theirs.safetensors")
     observations = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 17)).astype(np.float32))
     actions = torch.linspace(-3.0, 3.0, 300).reshape(50, 6)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import DOCS, snippets
 from quick_graphs import quick_graph
 from typed_commands import with_few_states, worked
 
@@ -29,7 +30,6 @@ from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if "llm" not in page.name)]
 
 FEW = "--envs 4 --n-steps 16 --minibatch 32 --hidden 8 --ranks 1 --evaluation-episodes 1 --checkpoint-every 4"
@@ -152,10 +152,6 @@ def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:
         short = replace(shots[0], policy=str(find_policy(shots[0].policy)), seconds=0.01)
         return [filming.encode_film(*filming.render_pictures(short), short.format)] * len(shots)
     return [b"a film"] * len(shots)
-
-
-def snippets(page: str) -> list[str]:
-    return [part.split("```")[0] for part in (DOCS / page).read_text().split("```python\n")[1:]]
 
 
 def answered(folder: Path) -> None:

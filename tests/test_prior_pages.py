@@ -2,7 +2,6 @@
 
 import functools
 import shlex
-import textwrap
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from known_optimum import FEW
 from other_policies import Around
+from pages import code, section
 from quick_graphs import quick_graph
 from typed_commands import SMALL, typed, with_few_states
 
@@ -21,23 +21,7 @@ from repolicy import evaluation
 from repolicy.prepare import cloning, diagnosis, flows, generative, imitation, weights, worth
 from repolicy.priors import fitting
 
-DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
-
-
-def section(page: str, title: str) -> str:
-    return (DOCS / page).read_text().split(f"## {title}\n")[1].split("\n## ")[0]
-
-
-def code(text: str) -> list[str]:
-    """The indented blocks of a section."""
-    blocks: list[str] = [""]
-    for line in text.splitlines():
-        if line.startswith("    ") or (not line and blocks[-1]):
-            blocks[-1] += line + "\n"
-        elif blocks[-1]:
-            blocks.append("")
-    return [textwrap.dedent(block) for block in blocks if block.strip()]
 
 
 def commands(text: str) -> list[list[str]]:

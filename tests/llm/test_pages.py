@@ -17,6 +17,7 @@ import json
 import runpy
 import socket
 
+from pages import snippets
 from safetensors.torch import load_file
 
 from experiments.llm import toy
@@ -31,10 +32,6 @@ from repolicy.objective import residual
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*llm.md"))
-
-
-def snippets(page: str) -> list[str]:
-    return [part.split("```")[0] for part in (ROOT / "docs" / page).read_text().split("```python\n")[1:]]
 
 
 def command_lines() -> list[str]:
