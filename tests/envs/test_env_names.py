@@ -10,7 +10,7 @@ from tiny_envs import tiny
 from repolicy.envs import names
 from repolicy.envs.batches import RESERVED_OPTIONS
 from repolicy.envs.making import make_envs
-from repolicy.envs.names import envpool_names, parse_env_name
+from repolicy.envs.names import envpool_names, parse_env_name, with_decoder
 from repolicy.errors import UsageError
 
 envpool = pytest.importorskip("envpool")
@@ -73,6 +73,17 @@ def test_options_follow_the_name(backend: Any) -> None:
     assert not still.reset().any()  # every joint and every speed at rest
     for batch in (plain, still):
         batch.close()
+
+
+def test_options_may_be_words_of_python() -> None:
+    """Of which each text would be true."""
+    options = parse_env_name("Hopper-v5?a=False&b=None&c=True&d=Falsehood&e=false").options
+    assert options == {"a": False, "b": None, "c": True, "d": "Falsehood", "e": False}
+
+
+def test_a_decoders_path_holds_no_sign_between_options() -> None:
+    with pytest.raises(UsageError, match="R&D/dec.pt: the path of a decoder may not hold &"):
+        with_decoder("Hopper-v5", "R&D/dec.pt", 2, 1)
 
 
 def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:

@@ -129,6 +129,7 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
     np.testing.assert_array_equal(reward(*parts[:4], parts[4]), parts[2])
     price = reward(*parts[:4], parts[5]) - parts[2]
     assert float(price.max()) < -1.0
+    assert reward(*parts[:4], parts[5]).dtype == parts[2].dtype
     ages = np.arange(49, 54).repeat(6).reshape(5, 6) if as_arrays else torch.arange(49, 54).repeat(6, 1).T
     later = reward(*parts[:4], parts[5], ages) - parts[2]
     np.testing.assert_array_equal(later[:2], 0.0 * price[:2])  # until age 50 a state is where the episode began

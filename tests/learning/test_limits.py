@@ -200,6 +200,14 @@ def test_a_limits_weight_follows_what_is_measured_and_how_that_changes() -> None
     assert held.weight == pytest.approx(0.4 / 1e3)
 
 
+def test_what_never_happened_yet_has_the_size_of_its_bound() -> None:
+    """The weight would else be a million nats."""
+    collisions, none = (HeldLimit(parse_limits(text)[0]) for text in ("collision<=0.01", "success>=0"))
+    collisions.begin(0.0, residual(0.2, 0.1))
+    none.begin(0.0, residual(0.2, 0.1))
+    assert (collisions.weight, none.weight) == (pytest.approx(20.0), pytest.approx(0.2))
+
+
 def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> None:
     """Eight environments of two steps, in which the prior earns 1 and then 3 a step: 2 on average."""
     request = Request("CartPole-v1", residual(0.2, 0.1), Settings(keep=0.9), prior="a checksum")
@@ -240,7 +248,7 @@ def test_falls_that_lose_what_may_be_lost_move_omega_as_often_up_as_down(falls: 
 
 def test_what_limits_cost_is_taken_from_the_reward() -> None:
     task = torch.tensor([[2.0, 3.0]])
-    rollout: Any = SimpleNamespace(log_probs=torch.zeros(1, 2), next_observations=None, ages=None)
+    rollout: Any = SimpleNamespace(log_probs=torch.zeros(1, 2), next_observations=None, ages=None, terminated=None)
     worker: Any = SimpleNamespace(
         objective=greedy(0.0), familiarity=lambda *_: None, multipliers=SimpleNamespace(price=lambda _: 5.0 * task)
     )

@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,17 +14,19 @@ from tiny_envs import CONTROL, DYNAMICS, tiny
 from typed_commands import refused, with_few_states
 
 import repolicy
-from repolicy.addons.addon import combine_addons
+from repolicy.addons.addon import Addon, AddonTerm, combine_addons
 from repolicy.cli.main import main
 from repolicy.envs.making import make_envs
 from repolicy.evaluation import evaluate
 from repolicy.planning import asking, keeping
 from repolicy.planning.asking import CANDIDATES, SEED, best_of_trials, candidates, mean_reward, plan
 from repolicy.planning.keeping import Labeler, distill
-from repolicy.planning.planner import Search
+from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.simulators import CopyModel
 from repolicy.planning.value import rollouts_in
-from repolicy.policies.policy import frozen
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 
@@ -34,6 +37,38 @@ JUDGE = Score(combine_addons(["hind_leg=10"]), 0.5, 0.0, 0.97, None, None)
 @pytest.fixture(scope="module")
 def prior():
     return read_policy(find_policy("halfcheetah")).policy
+
+
+class FromFive(gymnasium.Env):
+    """Two choices, which the environment counts from 5; it pays the second."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {"paid": float(action == 6)}
+
+
+def paid(observations, actions, next_observations, info):
+    return info["paid"]
+
+
+def test_a_choice_is_the_environments_own():
+    """As `predict` returns it, so that a loop of one's own can step with it."""
+    policy = Policy(PolicySpec(1, ActionSpace("discrete", (2,), (5.0,)), "categorical", hidden=()))
+    search = Search(samples=30, horizon=2, temperature=0.1)
+    score = Score(Addon((AddonTerm("paid", paid),)), 0.0, 0.0, 0.9, None, None)
+    made, env = Planner(policy, CopyModel(f"{__name__}:FromFive"), score, search), FromFive()
+    seen, _ = env.reset(seed=0)
+    made.watch(env)
+    chosen = made.act(seen)
+    assert (chosen, chosen.dtype, np.ndim(chosen)) == (6, np.int64, 0)
+    env.step(chosen)
 
 
 def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeypatch):

@@ -119,9 +119,11 @@ class GymnasiumEnvs(Batch):
 
     @property
     def limit(self) -> int | None:
-        env, name = self.each[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
-        steps = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
-        return None if steps is None or not math.isfinite(steps) else int(steps)
+        env, steps = self.each[0], math.inf
+        while env is not None:  # of several wrappers with a time limit the shortest ends an episode
+            steps = min(steps, getattr(env, "_max_episode_steps", None) or math.inf)
+            env = env.env if isinstance(env, gymnasium.Wrapper) else None
+        return int(steps) if math.isfinite(steps) else None
 
     @property
     def steps_a_second(self) -> float:

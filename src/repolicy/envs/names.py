@@ -113,6 +113,8 @@ def with_option(name: str, option: str) -> str:
 
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
     """Return the name of the environment in which an action is the noise of a generative policy."""
+    if "&" in file:
+        raise UsageError(f"{file}: the path of a decoder may not hold &, which stands between options: rename it")
     digest = f"&sha256={sha256}" if sha256 else ""
     return with_option(name, f"decoder={file}&noise={noise}&chunk={chunk}{digest}")
 
@@ -136,6 +138,9 @@ def with_observed_keys_of(name: str, other: str) -> str:
     return with_observed_keys(name, keys, "" if own.critic_keys else ",".join(others.critic_keys))
 
 
+LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's words, which are no JSON
+
+
 def _split_options(name: str) -> tuple[str, dict[str, Any]]:
     """Return what stands before the `?`, and all options, as JSON values or else as text."""
     plain, _, query = name.partition("?")
@@ -147,7 +152,7 @@ def _split_options(name: str) -> tuple[str, dict[str, Any]]:
         if key in options:
             raise UsageError(f"environment {name!r} sets {key} more than once: leave one out")
         try:
-            options[key] = value if key in TEXT_OPTIONS else json.loads(value)
+            options[key] = value if key in TEXT_OPTIONS else json.loads(LITERALS.get(value, value))
         except (ValueError, RecursionError):  # text, or brackets as deep as a forged file may have
             options[key] = value
     return plain, options

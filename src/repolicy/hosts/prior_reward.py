@@ -146,7 +146,9 @@ class PriorReward:
             ages = torch.full(states.shape[:-1], SKIPPED_STEPS + 1, device=states.device)
         _check_same_shape("ages", ages, rewards)
         found = familiarity(self.density.to(states.device), states, torch.as_tensor(ages, device=states.device))
-        return found if isinstance(rewards, Tensor) else found.numpy()
+        if isinstance(rewards, Tensor):
+            return found.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
+        return found.numpy().astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
 
 
 def _log_prob_of(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:

@@ -345,10 +345,11 @@ class ResidualPPO(PPO):
             priors.load_weights(twin, critic | prior, "the prior")
             prior = ModelPrior(twin.requires_grad_(False).eval())
         if isinstance(prior, OpenedPolicy):
-            if isinstance(prior.agent, Policy) and not isinstance(self.observation_space, spaces.Box):
+            takes_rows = isinstance(prior.agent, Policy | MeanPrior)
+            if takes_rows and not isinstance(self.observation_space, spaces.Box):
                 kind, remedy = type(self.observation_space).__name__, "give a model of its own: prior=PPO.load(FILE)"
                 raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers; {remedy}")
-            if self.policy.squash_output and isinstance(prior.agent, Policy | MeanPrior):
+            if self.policy.squash_output and takes_rows:
                 what = "the model scales its actions itself, and the prior scores them as the environment gets them"
                 raise UsageError(f"{what}: leave squash_output out, or give a model of its own: prior=PPO.load(FILE)")
             observation_size = int(np.prod(self.observation_space.shape or 0))

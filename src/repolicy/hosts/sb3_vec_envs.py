@@ -174,7 +174,7 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
 def clipping_of(model: Any) -> str:
     """Return a sentence about how Stable-Baselines3 clips this model's actions; empty where it does not."""
     space = model.action_space
-    if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
+    if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).min()) >= WIDE:
         return ""
     return "Stable-Baselines3 clips actions to the environment's bounds (wrap it in Unclipped)"
 

@@ -128,9 +128,13 @@ class HeldLimit:
     noise: float | None = None
 
     def begin(self, size: float, objective: Objective) -> None:
-        """Set the initial weight, at which the quantity's typical `size` in a step is worth as much as a nat."""
+        """Set the initial weight, at which the quantity's typical `size` in a step is worth as much as a nat.
+
+        Where it was 0 in all steps, such as a collision that never happened, the bound is taken for its size.
+        """
+        size = size or abs(self.limit.bound) or 1.0
         self.initial_weight = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, MIN_WEIGHT)
-        self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size or 1.0)
+        self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size)
 
     def move(self, measured: Estimate) -> None:
         """Move the weight by the mean of the quantity that was measured."""

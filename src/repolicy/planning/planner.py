@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Backend
+from repolicy.envs import Backend, to_env_numbers
 from repolicy.errors import UsageError, check_counts
 from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.simulators import Model
@@ -123,6 +123,9 @@ class Planner:
         """Plan for one observation `[O]`, without memory of earlier steps, and return the environment's action."""
         rows = np.atleast_2d(np.asarray(observation, np.float32))
         sent = self.to_environment(self.actor(1, len(rows))(rows))
+        if self.actions.kind == "discrete":  # one choice, which the environment may count from another number than 0
+            space = getattr(self.model, "space", self.actions)
+            sent = to_env_numbers(sent, space).astype(np.int64)[:, 0]
         return sent if np.ndim(observation) == 2 else sent[0]
 
     @property

@@ -158,9 +158,10 @@ def _fit_to_scores(prior: ScoredPrior, policy: Policy, collector: Collector, blo
     same value, so the gradient is exactly 0 even for few samples.
     """
     stds = [] if policy.log_std is None else [policy.log_std]
-    sizes = np.subtract(policy.actions.high, policy.actions.low)
-    if policy.log_std is not None and np.isfinite(sizes).all():  # each number of an action has a scale of its own
-        policy.log_std.data.copy_(torch.from_numpy(0.25 * sizes).log())
+    if policy.log_std is not None:
+        sizes = np.subtract(policy.actions.high, policy.actions.low)
+        if np.isfinite(sizes).all():  # each number of an action has a scale of its own
+            policy.log_std.data.copy_(torch.from_numpy(0.25 * sizes).log())
     adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=10.0)
     generator, total = collector.generator, SCORED_ROUNDS * SCORED_EPOCHS
     for round_ in range(SCORED_ROUNDS):
