@@ -129,6 +129,8 @@ ROOMS = [
     Mutant("learning/multipliers.py", "limit_violation(-self.surplus.mean / unit, self.surplus_noise", "limit_violation(-self.surplus.mean / unit, self.surplus.error / unit", LIMITS, "a rare fall that hardly counts, as it is noisy"),
     Mutant("learning/multipliers.py", "violation = broken_by if last", "broken_by = max(-4.0, min(4.0, broken_by))\n    violation = broken_by if last", LIMITS, "a rare fall that is cut to a small one"),
     Mutant("learning/multipliers.py", "deployed_rollout.ages) - 1", "deployed_rollout.ages)", LIMITS, "the prior's rewards a step late"),
+    Mutant("learning/multipliers.py", "size = size or abs(self.limit.bound) or 1.0", "size = size or 0.0", LIMITS, "a limit on what never happened outweighs all else"),
+    Mutant("envs/names.py", "json.loads(LITERALS.get(value, value))", "json.loads(value)", "tests/envs/test_env_names.py", "an option of False is taken for true"),
     Mutant("learning/multipliers.py", "+ 2.0 * error:", "+ 0.0 * error:", LIMITS, "a limit that chance broke is called broken"),
     Mutant("learning/worker.py", "reward.total - sum(reward[:3]) - reward.states", "reward.total - sum(reward[:3])", LIMITS, "what states cost is logged as what limits cost"),
     Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
