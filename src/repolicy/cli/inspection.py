@@ -28,7 +28,8 @@ from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
 MAX_ROWS = 64  # of a table on the screen
 MAX_STDS = 8  # on one line
-WHICH_WORDS = {"last": "the last policy of its run", "best": "an earlier policy of its run, which was better"}
+EARLIER = "an earlier policy of its run, which was better"
+WHICH_WORDS = {"last": "the last policy of its run", "earlier": EARLIER, "best": EARLIER}  # best: of those that ship
 Description = tuple[dict[str, Any], dict[str, Any]]  # the facts to print, and further ones for --json
 
 
@@ -71,11 +72,11 @@ def _describe_file(file: PolicyFile, options: Options) -> Description:
 def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> Description:
     saved = read_file(file, options)
     spec, card = saved.policy.spec, saved.card
-    request = card.get("request", {})
+    request, which = card.get("request", {}), card.get("which", "")
     facts = {
         "file": str(file.path),
         "kind": f"policy{exported}",
-        "which": WHICH_WORDS.get(which := card.get("which", ""), which),
+        "which": WHICH_WORDS.get(which, which),
         "env": request.get("env", ""),
         "observations": f"{spec.observation_size} numbers",
         "actions": str(spec.actions),

@@ -179,12 +179,17 @@ class PriorEpisodes:
         shared = run_side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
         if shared is not None:
             self.by_mean, self.sampled = shared
-        while (episodes := sum(len(each.nats) for each in self.by_mean)) < WORTH_EPISODES or (
-            episodes < MAX_WORTH_EPISODES and self._worths_so_far().is_open
-        ):
+        while self._needs_worths():
             self.by_mean.append(run_episodes(self.envs, self.prior, sample=False))
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         return self._worths_so_far()
+
+    def _needs_worths(self) -> bool:
+        """Return whether another round is to run: up to 32 episodes, or 128 while it is open what a nat is worth."""
+        episodes = sum(len(each.nats) for each in self.by_mean)
+        if episodes < WORTH_EPISODES:
+            return True
+        return episodes < MAX_WORTH_EPISODES and self._worths_so_far().is_open
 
     def _worths_so_far(self) -> Worths:
         """Return the worth of a nat in the environment's own reward and in the add-on.
