@@ -186,10 +186,6 @@ def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone(
         compare(GOOD, BAD, tiny("SometimesWithoutReward"), addon=stay_near)
 
 
-def never(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
-    return np.zeros(len(actions))
-
-
 def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
     rows = [replace(judge(np.zeros(400), np.zeros(400)), low=low) for low in (-0.1, -np.inf)]
     found, always = (Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[2:] for row in rows)
@@ -200,7 +196,7 @@ def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
 def test_what_is_always_0_is_told_whatever_the_margin() -> None:
     """No number helps, as nothing shows how much of it an episode can lose."""
     for margin in ("5%", 0.1):
-        found = compare(GOOD, GOOD, QUADRATIC, margin, addon=never, episodes=50)
+        found = compare(GOOD, GOOD, QUADRATIC, margin, addon=constant, episodes=50)
         assert found.verdict == "cannot tell"
         assert "add-on has a mean of 0 for both and no interval" in found.sentences()[-1]
 

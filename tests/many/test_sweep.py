@@ -9,6 +9,7 @@ import noise_worlds
 import numpy as np
 import pytest
 from compared import constant, point_jobs_replaced
+from several import QUIET
 from tiny_envs import tiny
 
 from repolicy.cli.main import main
@@ -179,13 +180,7 @@ def prior(tmp_path: Path) -> Path:
 
 
 def refused(prior: Path, out: Path, resume: bool = False, alpha: Any = 0.01, **options: Any) -> None:
-    sweep(
-        prior, [f"{__file__}:still"], [0.1], alpha, out, options.pop("settings", Settings()), resume=resume, **options
-    )
-
-
-def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
-    return -np.abs(actions[..., 0])
+    sweep(prior, [QUIET], [0.1], alpha, out, options.pop("settings", Settings()), resume=resume, **options)
 
 
 def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +190,7 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="sweep.json cannot be written: Not a directory"):
         refused(prior, tmp_path / "file" / "out")
-    kept = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:still"], "alpha": 1.0, "states": 0.0}
+    kept = {"env": "InvertedPendulum-v4", "addons": [QUIET], "alpha": 1.0, "states": 0.0}
     kept |= {"settings": {}, "sparse": False}
     write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
@@ -309,7 +304,7 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
     """As a range of omega does, for the small values of both stand still without it."""
     card = {"nat_worth": {"value": 0.25, "error": 0.01, "episodes": 32}, "evaluation": {"evaluation_length": 1000.0}}
     policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
-    path, wish = tmp_path / "prior.safetensors", [f"{__file__}:still"]
+    path, wish = tmp_path / "prior.safetensors", [QUIET]
     save_policy(path, policy, {"request": {"env": "InvertedPendulum-v4"}} | card)
     with pytest.raises(RepolicyError, match="not today"):
         sweep(path, wish, [0.0, 0.3], None, tmp_path / "out", Settings(), states=states)
@@ -355,7 +350,7 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
 ) -> None:
     counts = point_jobs_replaced(monkeypatch, lambda job: "not today")
     monkeypatch.setattr("repolicy.many.pool.connect_to_ray", lambda: None)
-    wish, asked = [f"{__file__}:still"], {"states": 0.0, "jobs": jobs, "on_ray": True}
+    wish, asked = [QUIET], {"states": 0.0, "jobs": jobs, "on_ray": True}
     with pytest.raises(RepolicyError, match="not today"):
         sweep(prior, wish, [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(), **asked)
     assert counts == [at_once]
@@ -376,7 +371,7 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
         return tmp_path / "report.html"
 
     monkeypatch.setattr("repolicy.report.sweep_page.write_sweep_report", reported)
-    words = ["sweep", prior, "--addon", f"{__file__}:still", "--omega", 0.1, 0.2, "--alpha", 0.01, "--states", 0]
+    words = ["sweep", prior, "--addon", QUIET, "--omega", 0.1, 0.2, "--alpha", 0.01, "--states", 0]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--trust", "--episodes", "1", "--out", str(tmp_path / "out")])
     assert ended.value.code == 1

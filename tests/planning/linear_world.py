@@ -74,8 +74,3 @@ def first_action(made: Planner, x: float = 1.0, seed: int = 0, plans: np.ndarray
     actions = -float(PRIOR.gain) * x + std * found.deviations[0, :, 0, 0]
     mean = float(found.weights[0] @ actions)
     return mean, float(found.weights[0] @ (actions - mean) ** 2)
-
-
-def nothing(observations, actions, next_observations, info):
-    """A wish for nothing."""
-    return np.zeros(len(observations))

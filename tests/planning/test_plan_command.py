@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 import pytest
 from gymnasium.wrappers import TransformObservation
-from linear_world import nothing
+from tiny_envs import constant
 from typed_commands import failed
 
 import repolicy
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_is_one_sentence(folder, tmp_path, change, why):
 
 def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
     def wish(observations, actions, next_observations, info):
-        return nothing(observations, actions, next_observations, info)
+        return constant(observations, actions, next_observations, info)
 
     made = plan("halfcheetah", wish, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
     with pytest.raises(RepolicyError, match="lives in this Python session alone"):

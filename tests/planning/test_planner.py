@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import WISH_CONTROL_COST, WISH_STATE_COST, as_policy, wish
-from linear_world import OMEGA, PRIOR, LinearModel, nothing, planner
-from tiny_envs import CONTROL, DYNAMICS, tiny
+from linear_world import OMEGA, PRIOR, LinearModel, planner
+from tiny_envs import CONTROL, DYNAMICS, constant, tiny
 from typed_commands import failed
 
 import repolicy
@@ -95,7 +95,7 @@ def test_evaluate_takes_it_and_the_same_seed_gives_the_same_episode(cheetah):
 def test_a_wish_of_nothing_leaves_the_prior_s_actions():
     """The best candidate is the prior's own plan, and the coldest plan is the best candidate."""
     made = repolicy.plan(
-        "halfcheetah", nothing, omega=0.1, states=0.0, search=replace(SMALL, temperature=1e-9, warm=False)
+        "halfcheetah", constant, omega=0.1, states=0.0, search=replace(SMALL, temperature=1e-9, warm=False)
     )
     observations = np.random.default_rng(0).normal(0, 0.1, (3, 17)).astype(np.float32)
     assert np.allclose(made.act(observations), made.prior.predict(observations)[0])

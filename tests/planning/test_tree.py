@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from linear_world import nothing
+from tiny_envs import constant
 from typed_commands import failed
 
 import repolicy
@@ -367,10 +367,10 @@ def test_no_generator_of_an_environment_is_foreseen():
 def test_what_is_no_robot_is_planned_in_copies():
     made = repolicy.plan(
         Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))),
-        nothing, env="Pendulum-v1", omega=0.1, states=0.0, search=SEARCH,
+        constant, env="Pendulum-v1", omega=0.1, states=0.0, search=SEARCH,
     )  # fmt: skip
     assert made.backend == "gymnasium"
-    found = repolicy.evaluate(made, "Pendulum-v1", episodes=2, addon=nothing, longest=3)
+    found = repolicy.evaluate(made, "Pendulum-v1", episodes=2, addon=constant, longest=3)
     assert found.lengths.tolist() == [3, 3]
 
 

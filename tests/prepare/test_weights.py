@@ -40,10 +40,6 @@ def either_way(observations: np.ndarray, actions: np.ndarray, after: np.ndarray,
     return np.where(actions[:, 0] > 0, 1.0, -1.0)
 
 
-def nowhere(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
-    return np.zeros(len(observations))
-
-
 class Indifferent(LinearQuadratic):
     """Whatever is done, it pays the same."""
 
@@ -92,7 +88,7 @@ def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
 
 
 def test_a_reward_that_trial_steps_do_not_see() -> None:
-    wish = decide(greedy(), prior(), ENV, (f"{HERE}nowhere",), FEW)
+    wish = decide(greedy(), prior(), ENV, (tiny("constant"),), FEW)
     assert wish.objective == greedy(ALPHA_WITHOUT_REWARD)
     assert "was 0 throughout" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
@@ -213,13 +209,13 @@ def test_a_card_tells_in_which_reward_it_was_measured() -> None:
 def test_a_budget_needs_an_alpha_to_begin_at() -> None:
     for omega, alpha in (("auto", 0.0), (None, 0.0), ("auto", Range(0.1, 0.3))):
         with pytest.raises(UsageError, match=r"alpha is .*; where a budget moves omega and alpha"):
-            decide(residual(omega, alpha), prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+            decide(residual(omega, alpha), prior(), f"{HERE}Indifferent", (tiny("constant"),), FEW)
 
 
 def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
     still = SavedPolicy(optimum(), None, {})
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
-        decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
+        decide(residual(), still, f"{HERE}Indifferent", (f"{tiny('constant')}=0..1",), FEW)
 
 
 @pytest.mark.parametrize("ended", [[], [10, 12]])

@@ -22,10 +22,6 @@ from repolicy.report import dial_page as pages
 from repolicy.report.dial_page import read_sweep_points
 
 
-def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
-    return -abs(actions[..., 0])
-
-
 def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
     """A policy that acts otherwise at each position of its dials."""
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
@@ -36,7 +32,7 @@ def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
+    request = {"env": "InvertedPendulum-v4", "addons": [QUIET]}
     request["objective"] = {"task": "addon", "omega": [0.01, 1.0], "alpha": 0.1}
     made = dialed([Dial("omega", 0.01, 1.0)], {"request": request, "evaluation": {"task": 1.0}})
     save_policy(tmp_path / "policy.safetensors", made.policy, made.card, made.prior)
