@@ -101,6 +101,6 @@ def familiarity(
     """
     found = density.familiarity(density.normalized(observations))
     priced = found.masked_fill(ages <= SKIPPED_STEPS, 0.0)
-    return (
-        priced if terminated is None else torch.where(terminated, found / max(1.0 - gamma, 1.0 / LONGEST_STAY), priced)
-    )
+    if terminated is None:
+        return priced
+    return torch.where(terminated, found / max(1.0 - gamma, 1.0 / LONGEST_STAY), priced)
