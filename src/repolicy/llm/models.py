@@ -310,7 +310,8 @@ def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], 
     if len(values) != len(texts):
         returned, expected = format_count(len(values), "number"), format_count(len(texts), "response")
         raise UsageError(f"the reward returned {returned} for {expected}")
-    if np.inf in np.abs(rewards := np.array(values, dtype=float)):
+    rewards = np.array(values, dtype=float)
+    if np.isinf(rewards).any():
         raise UsageError("a reward is infinite: return None to judge nothing")
     return rewards
 

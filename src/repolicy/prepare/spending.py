@@ -31,8 +31,8 @@ def estimate_spending(
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
-    has_multipliers = settings.budget is not None or bool(request.limits) or settings.keep
-    comparisons = 0 if has_multipliers or request.dials else 2 * COMPARISON_FACTOR
+    is_comparable = settings.budget is None and not request.limits and not request.dials  # one objective throughout
+    comparisons = 2 * COMPARISON_FACTOR if is_comparable else 0
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
