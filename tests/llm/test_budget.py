@@ -119,7 +119,7 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
 def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of responses that end at once, half of them to each kind of prompt, as the data has them."""
     model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
-    monkeypatch.setattr("repolicy.llm.models.new_tokens", lambda _, __, ids, *others, **named: [[0]] * len(ids))
+    monkeypatch.setattr("repolicy.llm.budget.sample", lambda _, __, ids, *others, **named: [[0]] * len(ids))
     plain, longer = response_log_probs(model, [([0], [0]), ([0, 1, 2], [0])])
     found = prior_mean_log_prob(ModelView(model), tokenizer, ["."] * 4 + [".ab"] * 4, 4, 1)
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
@@ -219,7 +219,7 @@ def test_the_prior_answers_prompts_as_the_trainer_writes_them(
         seen.append(switches) or {"input_ids": [0]}
     )
     prior_mean_log_prob(ModelView(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
-    assert seen == [off] * 4
+    assert seen == [off] * 2
 
     handed: list[Any] = []
     for module in ("grpo", "budget"):

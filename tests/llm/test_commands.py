@@ -20,7 +20,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.mixins import checksum
-from repolicy.llm.models import MEASURES, call_reward, load_tuned, new_tokens, render_page, with_intervals
+from repolicy.llm.models import MEASURES, call_reward, load_tuned, render_page, sample, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
@@ -316,6 +316,5 @@ def test_text_that_a_model_has_no_positions_for(tmp_path: Path) -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2, n_positions=4, **ends)).eval()
     tokenizer = SimpleNamespace(eos_token_id=None, pad_token_id=0)
     model.generation_config.eos_token_id = None
-    ids = torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(UsageError, match="no position for a prompt of 2 tokens and 8 more: name fewer --tokens"):
-        new_tokens(model, tokenizer, ids, torch.ones_like(ids), 8, **SAMPLING)
+        sample(model, tokenizer, [[1, 1]], 8, **SAMPLING)

@@ -14,7 +14,7 @@ from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
 from repolicy.llm import dial
 from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture, model_view
-from repolicy.llm.models import new_tokens, prompt_tensors
+from repolicy.llm.models import sample
 from repolicy.objective import Objective, residual, soft
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)
@@ -115,11 +115,10 @@ def test_off_is_the_adapter_that_training_went_on_from(prior: Path, tmp_path: Pa
 
 def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy, prior: Path) -> None:
     model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
-    ids, attention = prompt_tensors(tokenizer, ["."] * 64)
 
     def written() -> list[list[int]]:
         torch.manual_seed(0)
-        return new_tokens(model, tokenizer, ids, attention, toy.length, **SAMPLING)
+        return sample(model, tokenizer, [[0]] * 64, toy.length, **SAMPLING)
 
     plain = written()
     model.generation_config.top_k = 1

@@ -21,7 +21,7 @@ from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.grpo import COMMON_DIVISOR_LOSSES
 from repolicy.llm.mixing import SAMPLING
-from repolicy.llm.models import new_tokens, prompt_tensors
+from repolicy.llm.models import sample
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
 
@@ -193,7 +193,7 @@ def test_responses_end_where_training_ends_them(build: Callable[..., Any], prior
     assert {row[-1] for row in trained if len(row) < 4} == {0, 3}
     for writer in (ours.ref_model, dial(ours.ref_model, (ours.model, objective), omega=objective.omega)):
         torch.manual_seed(0)
-        assert new_tokens(writer, tokenizer, *prompt_tensors(tokenizer, ["."] * 64), 4, **SAMPLING) == trained
+        assert sample(writer, tokenizer, [[0]] * 64, 4, **SAMPLING) == trained
 
 
 def test_with_an_adapter_the_priors_share_is_written_without_it(build: Callable[..., Any]) -> None:

@@ -64,14 +64,11 @@ def prior_mean_log_prob(
 
     The random streams of training are not advanced. `template` is the trainer's chat_template_kwargs.
     """
-    chosen = [prompts[i * len(prompts) // samples] for i in range(samples)]
+    chosen = [prompt_ids(tokenizer, prompts[i * len(prompts) // samples], template) for i in range(samples)]
     with torch.random.fork_rng(), prior.adapter():
         torch.manual_seed(0)  # on every rank, so that all get one estimate
-        responses = sample(
-            prior.model, prior.model.device, tokenizer, chosen, tokens, template=template, batch=BATCH, **SAMPLING
-        )
-        ids = [prompt_ids(tokenizer, prompt, template) for prompt in chosen]
-        values = response_log_probs(prior.model, list(zip(ids, responses, strict=True)))
+        responses = sample(prior.model, tokenizer, chosen, tokens, BATCH, **SAMPLING)
+        values = response_log_probs(prior.model, list(zip(chosen, responses, strict=True)))
     return sum(values) / len(values)
 
 

@@ -156,7 +156,7 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, generator: ModelView, others: list[ModelView], coefficients: list[float]) -> None:
         self.generator, self.others, self.coefficients = generator, others, coefficients
         self.attention: Tensor | None = None
-        self.generation_config = generator.model.generation_config
+        self.generation_config, self.device = generator.model.generation_config, generator.model.device
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
         """Sample from the mixture. `settings` are those of the model's own `generate`, and override `SAMPLING`."""

@@ -170,10 +170,10 @@ def generate(
         prior_model, model = load_tuned(name, prior_model, index)
         tuned.append(model)
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
+    messages = [[{"role": "user", "content": prompt}] if chat else prompt for prompt in repeated]
     torch.manual_seed(seed)
     generator = dialed_generator(prior_model, tuned, coefficients)
-    responses = sample(generator, prior_model.device, tokenizer, chats if chat else repeated, tokens)
+    responses = sample(generator, tokenizer, [prompt_ids(tokenizer, each) for each in messages], tokens)
     texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
     return [{"prompt": prompt, "text": text} for prompt, text in zip(repeated, texts, strict=True)]
 
@@ -185,49 +185,36 @@ def check_sampling_counts(seed: int, **counts: int) -> None:
     check_counts(**counts)
 
 
-def prompt_tensors(
-    tokenizer: Any, prompts: Sequence[Any], template: dict[str, Any] | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask of prompts `[B, T]`, padded on the left."""
-    rows = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
-    return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
-
-
 @torch.no_grad()
 def sample(
     model: Any,
-    device: Any,
     tokenizer: Any,
-    prompts: list[Any],
+    prompts: list[list[int]],
     tokens: int,
-    *,
-    template: Any = None,
     batch: int = GENERATION_BATCH,
     **settings: Any,
 ) -> list[list[int]]:
-    """Return a response to each prompt as token ids, generated in batches; the rest is as in `new_tokens`."""
-    responses: list[list[int]] = []
-    for start in range(0, len(prompts), batch):
-        ids, attention = prompt_tensors(tokenizer, prompts[start : start + batch], template)
-        responses += new_tokens(model, tokenizer, ids.to(device), attention.to(device), tokens, **settings)
-    return responses
+    """Return a response to each prompt, all as token ids, each with its end token, generated in batches.
 
-
-def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
-    """Return sampled responses as token ids, each with its end token. `model` may be a `DialedGenerator`.
-
-    A response ends as in training with TRL: at the tokenizer's end token, or at one of the generation config.
+    `model` may be a `DialedGenerator`. A response ends as in training with TRL: at the tokenizer's end token, or at one
+    of the generation config.
     """
     configured = model.generation_config.eos_token_id
     configured = configured if isinstance(configured, list) else [configured]
     ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *configured]) if token is not None]
     settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
-    try:
-        responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
-    except IndexError as error:  # raised by torch if a model with learned positions has too few of them
-        length = f"a prompt of {format_count(ids.shape[1], 'token')} and {tokens} more"
-        raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
-    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
+    responses: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        rows = prompts[start : start + batch]
+        ids = padded(rows, "left", tokenizer.pad_token_id).to(model.device)
+        attention = padded([[1] * len(row) for row in rows], "left").to(model.device)
+        try:
+            written = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
+        except IndexError as error:  # raised by torch if a model with learned positions has too few of them
+            length = f"a prompt of {format_count(ids.shape[1], 'token')} and {tokens} more"
+            raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
+        responses += [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in written]
+    return responses
 
 
 # Evaluation of models and their prior: means over prompts, with intervals ---------------------------------------------
@@ -280,15 +267,14 @@ def measure(
     model: ModelView, prior: ModelView, tokenizer: Any, rows: list[dict[str, Any]], reward_func: Any, tokens: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Generate one response for each row; return its measures, each `[N]`, and the responses as text."""
-    prompts = [row["prompt"] for row in rows]
+    prompts = [prompt_ids(tokenizer, row["prompt"]) for row in rows]
     with model.adapter():
-        responses = sample(model.model, prior.model.device, tokenizer, prompts, tokens, **SAMPLING)
-    texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
-    pairs = [(prompt_ids(tokenizer, prompt), response) for prompt, response in zip(prompts, responses, strict=True)]
-    with model.adapter():
+        responses = sample(model.model, tokenizer, prompts, tokens, **SAMPLING)
+        pairs = list(zip(prompts, responses, strict=True))
         log_policy = np.array(response_log_probs(model.model, pairs))
     with prior.adapter():
         log_prior = np.array(response_log_probs(prior.model, pairs))
+    texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
     return {
         "addon": call_reward(reward_func, rows, texts, responses),
         "log_prior": log_prior,
