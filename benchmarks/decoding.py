@@ -22,8 +22,8 @@ from experiments.ledger import write_rows
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import with_decoder
 from repolicy.policies.export import onnx_graph
+from repolicy.policies.policy import one_thread
 from repolicy.priors.decoders import decoder_digest
-from repolicy.runs.ranks import one_thread
 
 ENVS, COUNT, CHUNK, SECONDS = ("MetaWorld/Push-v3?partially_observable=false", "HalfCheetah-v4"), 64, 8, 2.0
 

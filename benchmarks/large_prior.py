@@ -25,10 +25,10 @@ from repolicy.envs.making import make_envs
 from repolicy.learning.segments import Segments
 from repolicy.objective import residual
 from repolicy.policies.file import policy_bytes
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, one_thread
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import SingleRank, one_thread
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 

@@ -12,7 +12,6 @@ from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
 from repolicy.prepare.states import familiarity
-from repolicy.runs.ranks import one_thread
 
 
 def play_episodes(
@@ -36,7 +35,7 @@ def play_episodes(
             return None
         return familiarity(density, torch.from_numpy(observations), torch.from_numpy(ages))
 
-    with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as batch:
+    with closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as batch:
         return run_episodes(
             policy, batch, episodes, addon=addon, prior=prior, deterministic=not sampled, seed=EVALUATION_SEED,
             familiarity=None if density is None else score_states,

@@ -20,7 +20,6 @@ from experiments.pages import markdown_table
 from repolicy.envs.step import Info
 from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.priors.finding import find_policy
-from repolicy.runs.ranks import one_thread
 
 EPISODES, TRAINING = 100, ("--steps", "1e6", "--ranks", "1")
 KEEP = "halfcheetah --addon hind_leg=10 --keep 0.95"
@@ -45,9 +44,8 @@ def measure_cheetah(options: str, folder: Path) -> Row:
     command = campaign.run_customize([*arguments, *TRAINING], folder)
     limits = [argument for argument in arguments if "<=" in argument or ">=" in argument]
     settings: dict[str, Any] = {"addon": "hind_leg=10", "seed": EVALUATION_SEED, "limits": limits}
-    with one_thread():
-        before = evaluate("halfcheetah", "HalfCheetah-v4", EPISODES, **settings).columns
-        after = evaluate(folder, "HalfCheetah-v4", EPISODES, **settings).columns
+    before = evaluate("halfcheetah", "HalfCheetah-v4", EPISODES, **settings).columns
+    after = evaluate(folder, "HalfCheetah-v4", EPISODES, **settings).columns
     row: Row = {"command": command, "episodes": EPISODES}
     for name in ("basic_reward", "addon_reward", "metric"):
         row[name] = [round(after[name].mean, 4), round(after[name].error, 4)]

@@ -31,7 +31,6 @@ from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.policies.policy import Policy
 from repolicy.prepare.generative import noise_prior, with_noise_scale
 from repolicy.priors.decoders import load_decoder
-from repolicy.runs.ranks import one_thread
 
 LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
 STEPS, SECONDS = 20_000, 100.0  # decisions, and about the CPU time that they take
@@ -143,8 +142,7 @@ def summarize(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
 def measure(agent: Policy | Path, env: str, deterministic: bool, prior: Policy | None = None) -> Row:
     """Evaluate a policy; with sampled noise, the row also has the KL to the prior."""
     settings: Any = {"prior": prior, "deterministic": deterministic, "seed": EVALUATION_SEED, "trust": True}
-    with one_thread():
-        result = evaluate(agent, env, EPISODES, addon=list(WISHES.values()), **settings)
+    result = evaluate(agent, env, EPISODES, addon=list(WISHES.values()), **settings)
     row = summarize(**{name: result.wishes[name] for name in WISHES})
     return row if deterministic else row | {"nats_an_episode": round(result.columns["kl_an_episode"].mean, 3)}
 

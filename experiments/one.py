@@ -29,7 +29,6 @@ from repolicy.priors.opening import read_policy
 from repolicy.rql.customizing import Request as ResidualQLearning
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import versions
-from repolicy.runs.ranks import one_thread
 from repolicy.runs.request import Request
 
 EPISODES = 100  # to evaluate a policy, unless the run has another number
@@ -158,12 +157,11 @@ def evaluate_policy(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
     """Return mean and std of every quantity over the episodes, with the mean action and with sampled actions."""
     saved, results = read_policy(path), {}
     for action in ("mean", "sampled") if run.sampled else ("mean",):
-        with one_thread():
-            result = evaluate(
-                saved.policy, run.env, run.episodes,
-                addon=combine_addons([run.addon]) if run.addon else None, prior=saved.prior,
-                deterministic=action == "mean", seed=run.evaluation_seed,
-            )  # fmt: skip
+        result = evaluate(
+            saved.policy, run.env, run.episodes,
+            addon=combine_addons([run.addon]) if run.addon else None, prior=saved.prior,
+            deterministic=action == "mean", seed=run.evaluation_seed,
+        )  # fmt: skip
         results[action] = {
             name: [float(f"{part:.6g}") for part in (column.mean, column.std)]
             for name, column in result.columns.items()

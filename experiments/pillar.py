@@ -24,7 +24,6 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
 from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.priors.decoders import load_decoder
-from repolicy.runs.ranks import one_thread
 
 START, GOAL, RADIUS, NEAR = np.array([-1.0, 0.0]), np.array([1.0, 0.0]), 0.3, 0.15
 SPEED, STEPS = 0.05, 60
@@ -85,8 +84,7 @@ def measure_customized(options: str, flow: Path, folder: Path) -> Row:
     words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {options} --ranks 1"
     command = campaign.run_customize([str(flow), *words.split()], folder)
     settings: Any = {"deterministic": False, "seed": EVALUATION_SEED, "trust": True}
-    with one_thread():
-        result: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **settings)
+    result: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **settings)
     assert result.addon is not None
     return {"command": command} | summarize(result.basic, result.addon, result.columns["kl_a_step"].mean)
 

@@ -24,7 +24,6 @@ from repolicy.learning.training import customize
 from repolicy.planning import asking
 from repolicy.planning.keeping import save_distilled
 from repolicy.planning.planner import Search
-from repolicy.runs.ranks import one_thread
 
 DISTILLED_EPISODES, FULL_EPISODE = 20, 1000
 PARTS = ("basic_reward", "addon_reward", "total_reward")
@@ -100,14 +99,13 @@ def measure_planner(plan: Plan) -> Row:
     )  # fmt: skip
     setup_seconds = time.process_time() - start
     row = describe_planner(plan, planner) | {"search": plan.search, "seconds_to_begin": round(setup_seconds, 1)}
-    with one_thread():
-        for name, agent in (("before", planner.prior), ("after", planner)):
-            seed = EVALUATION_SEED + 100 * plan.seed
-            result = evaluate(agent, planner.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
-            row[name] = summarize(result)
-        tally = planner.tally
-        row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
-        row["decisions_a_second"] = asking.decisions_per_second(planner)
+    for name, agent in (("before", planner.prior), ("after", planner)):
+        seed = EVALUATION_SEED + 100 * plan.seed
+        result = evaluate(agent, planner.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
+        row[name] = summarize(result)
+    tally = planner.tally
+    row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
+    row["decisions_a_second"] = asking.decisions_per_second(planner)
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 

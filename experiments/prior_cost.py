@@ -19,10 +19,11 @@ from experiments.paper.runs import TASKS, fixed_settings
 from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, greedy, residual
+from repolicy.policies.policy import one_thread
 from repolicy.priors.finding import find_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import SingleRank, one_thread
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 
 

@@ -22,9 +22,9 @@ from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums
 from repolicy.files import file_sum
+from repolicy.policies.policy import one_thread
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.ranks import one_thread
 
 ENV, BLOCK, TRACKING_SIGMA = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma
 TERMS = {"energy": "reward_energy", "clearance": "reward_feet_clearance", "slip": "reward_feet_slip"}

@@ -14,11 +14,11 @@ from experiments import campaign
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.objective import residual
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, one_thread
 from repolicy.prepare.states import SKIPPED_STEPS, familiarity, fit_prior_density
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.ranks import SingleRank, one_thread
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 

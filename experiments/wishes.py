@@ -29,9 +29,8 @@ from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, one_thread
 from repolicy.priors.opening import open_agent
-from repolicy.runs.ranks import one_thread
 from repolicy.wishes.learning_loop import ALONE_STEPS, TaughtPolicy, Teaching, best_round, record
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, fingerprint, learn_from_answers, std_of_reward
 from repolicy.wishes.record import Labels, Record
@@ -128,8 +127,7 @@ def correlation(wish: LearntWish, fresh: Pairs) -> float:
 @cache
 def measure(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
     """Return the means over episodes of old reward, hidden wish and length, with the mean action."""
-    with one_thread():
-        result = evaluate(open_agent(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
+    result = evaluate(open_agent(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert result.addon is not None
     row = {"basic": round(float(result.basic.mean()), 1), "hidden": round(float(result.addon.mean()), 2)}
     return row | {"length": float(result.lengths.mean())}

@@ -183,6 +183,16 @@ def test_an_environment_may_be_a_function_that_makes_one() -> None:
     np.testing.assert_array_equal(found.basic, made.basic)
 
 
+def test_an_evaluation_has_the_same_bits_whatever_the_number_of_threads() -> None:
+    threads = list[int]()
+    torch.set_num_threads(2)
+    try:
+        evaluate(policy(1), tiny("LinearQuadratic"), 1, progress=lambda _: threads.append(torch.get_num_threads()))
+    finally:
+        torch.set_num_threads(1)
+    assert threads == [1]
+
+
 def test_an_evaluation_shows_a_line_a_quantity() -> None:
     shown = repr(evaluate(policy(1), tiny("LinearQuadratic"), 3)).splitlines()
     assert shown[0].startswith("3 episodes in ")

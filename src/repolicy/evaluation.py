@@ -37,7 +37,15 @@ from repolicy.envs import (
     resolve_backend,
 )
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, check_has_log_prob, with_torch_defaults
+from repolicy.policies import (
+    Agent,
+    ConditionedPolicy,
+    Policy,
+    Prior,
+    check_has_log_prob,
+    one_thread,
+    with_torch_defaults,
+)
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import format_count
@@ -244,6 +252,7 @@ def check_is_agent(thing: object, what: str) -> None:
         raise UsageError(f"{what} is a {type(thing).__name__}, and no policy; {remedy}")
 
 
+@one_thread()
 @torch.no_grad()
 def run_episodes(
     agent: Agent,

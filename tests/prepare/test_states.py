@@ -21,7 +21,7 @@ from repolicy.policies.density import MAX_COST, QUANTILE, Density, fit_density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, one_thread
 from repolicy.prepare import states
 from repolicy.prepare.spending import estimate_spending
 from repolicy.prepare.states import (
@@ -34,7 +34,7 @@ from repolicy.prepare.states import (
 from repolicy.priors.opening import read_policy
 from repolicy.report.learning_curves import learning_section
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import SingleRank, one_thread
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 

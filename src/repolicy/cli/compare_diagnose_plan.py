@@ -55,7 +55,6 @@ class Compare(RunsPolicy):
         from repolicy.files import check_writable
         from repolicy.many.varying import compare_around
         from repolicy.report.compare_page import write_compare_report
-        from repolicy.runs import one_thread
 
         if self.out is not None:
             check_writable(self.out / "report.html")  # before the work, which would be lost
@@ -66,7 +65,7 @@ class Compare(RunsPolicy):
             new_options = parse(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
         except UsageError as error:
             raise UsageError(f"of the new policy (--of-new), {error}") from None
-        with one_thread(), terminal.status(f"{names}: the first episodes") as status:
+        with terminal.status(f"{names}: the first episodes") as status:
             comparison = compare_around(
                 self.old, self.new, self.env, self.not_worse,
                 vary=self.vary, addon=self.addon or None, sampled=self.sampled, error=self.error,
@@ -106,7 +105,7 @@ class Diagnose(OpensPolicy):
         from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_from_card
         from repolicy.priors import find_policy, read_policy
-        from repolicy.runs import command_options, one_thread
+        from repolicy.runs import command_options
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
@@ -116,7 +115,7 @@ class Diagnose(OpensPolicy):
         check_env(self.addon, env)
         env = with_observation_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_from_card(saved.card)
-        with one_thread(), terminal.status(f"{env}: thrice {DIAGNOSIS_STEPS:,} steps in {DIAGNOSIS_ENVS} environments"):
+        with terminal.status(f"{env}: thrice {DIAGNOSIS_STEPS:,} steps in {DIAGNOSIS_ENVS} environments"):
             addon = combine_addons(with_clipped_weights(self.addon))
             diagnosis = diagnose(saved.policy, env, addon, nat_worth=worth, backend=self.backend)
         check_addon(diagnosis)
@@ -284,10 +283,9 @@ class Plan(RunsPolicy):
         from repolicy.addons import combine_addons
         from repolicy.evaluation import EVALUATION_SEED, evaluate
         from repolicy.report.pieces import reward_table
-        from repolicy.runs import one_thread
 
         evaluations, episodes = {}, format_count(self.episodes, "episode")
-        with one_thread(), terminal.status(f"{planner.env}: {episodes}"):
+        with terminal.status(f"{planner.env}: {episodes}"):
             for name, agent in agents.items():
                 evaluations[name] = evaluate(
                     agent, planner.env, self.episodes, addon=combine_addons(planner.addons),

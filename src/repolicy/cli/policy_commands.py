@@ -43,7 +43,6 @@ class Evaluate(RunsPolicy):
         from repolicy.evaluation import evaluate
         from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
-        from repolicy.runs import one_thread
 
         opened, env = self.open_policy(self.policy)
         path = opened.path
@@ -63,7 +62,7 @@ class Evaluate(RunsPolicy):
                 raise
             left_out = "add-on is" if addon is None else "limits are"
             terminal.say(f"the policy's own {left_out} left out: {error}")
-        with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
+        with terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,
                 addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,

@@ -183,8 +183,8 @@ class Imitate(Command):
     """The policy's file; by default imitated.safetensors, or flow.onnx."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.policies import one_thread
         from repolicy.prepare.imitation import imitate
-        from repolicy.runs import one_thread
 
         if self.flow:
             return self._fit_flow()
@@ -203,8 +203,8 @@ class Imitate(Command):
         return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
 
     def _fit_flow(self) -> dict[str, Any]:
+        from repolicy.policies import one_thread
         from repolicy.prepare.flows import STEPS, imitate_flow
-        from repolicy.runs import one_thread
 
         if self.state_std:
             raise UsageError("a flow has no std: leave --state-std out")

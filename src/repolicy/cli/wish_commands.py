@@ -42,8 +42,8 @@ class Ask(RunsPolicy):
     """Folder of the page and its pairs; by default runs/POLICY-ask-SEED."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.policies import one_thread
         from repolicy.priors import check_no_plan
-        from repolicy.runs import one_thread
         from repolicy.wishes.ask_page import ask
 
         terminal = Terminal()
@@ -106,7 +106,7 @@ class Infer(InferenceOptions, RunsPolicy):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.runs import one_thread
+        from repolicy.policies import one_thread
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, by which a wish is recognized")
@@ -205,8 +205,8 @@ class Takeover(RunsPolicy):
     """Continue a record, with a new episode."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.policies import one_thread
         from repolicy.priors import check_no_plan
-        from repolicy.runs import one_thread
         from repolicy.wishes.learning_loop import record
 
         check_no_plan(self.policy)

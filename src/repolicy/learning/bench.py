@@ -21,6 +21,7 @@ from repolicy.envs import Envs
 from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
 from repolicy.objective import soft
+from repolicy.policies import one_thread
 from repolicy.prepare.checks import check_request
 from repolicy.runs import Request, RunFolder, Settings, Stream, ranks
 
@@ -52,7 +53,7 @@ def run_other_rank() -> None:
     measure(folder.load_request(), folder, ranks.join_ranks(*place), slices)
 
 
-@ranks.one_thread()
+@one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """Time the slices, with all ranks in lockstep, and return the results."""
     settings, team = request.settings, TimedRanks(team)

@@ -17,7 +17,7 @@ from repolicy.learning.multipliers import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import dial_warnings
 from repolicy.learning.worker import Worker
-from repolicy.policies import add_to_card
+from repolicy.policies import add_to_card, one_thread
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.claiming import claim_folder
 from repolicy.prepare.worth import measure_worth
@@ -89,7 +89,7 @@ def run_other_rank() -> None:
 # The work of one rank -------------------------------------------------------------------------------------------------
 
 
-@ranks.one_thread()
+@one_thread()
 @torch.random.fork_rng(devices=[])
 def work(
     request: Request,

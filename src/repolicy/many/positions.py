@@ -26,7 +26,6 @@ from repolicy.priors import (
     require_prior,
 )
 from repolicy.ranges import Dial
-from repolicy.runs import ranks
 from repolicy.text import as_file_name
 
 TENTHS = [tenths / 10 for tenths in range(1, 11)]  # positions t of an untrained dial; the prior, t = 0, is beside them
@@ -166,7 +165,7 @@ def evaluate_positions(
     episodes: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> SweepResult:
-    """Evaluate every position with the mean action and with sampled ones, from the same seeds, in one thread.
+    """Evaluate every position with the mean action and with sampled ones, from the same seeds.
 
     A dialed add-on has the weight 1 at every position, so that positions can be compared. `out` is the result's folder.
     """
@@ -177,16 +176,15 @@ def evaluate_positions(
         mean, sampled = evaluate_point(policy, prior, env, addon, episodes)
         return Point(value, dialed.path, mean, sampled, label)
 
-    with ranks.one_thread():
-        first, points = point(prior, math.inf), []
-        for done, position in enumerate(dialed.positions):
-            progress(done)
-            if len(position) == 1:
-                points.append(point(dialed.policy_at(position), position[0]))
-                continue
-            named = zip(dialed.dials, position, strict=True)
-            label = ", ".join(f"{meaning(each).symbol} {exact_text(value)}" for each, value in named)
-            points.append(point(dialed.policy_at(position), math.nan, label))
+    first, points = point(prior, math.inf), []
+    for done, position in enumerate(dialed.positions):
+        progress(done)
+        if len(position) == 1:
+            points.append(point(dialed.policy_at(position), position[0]))
+            continue
+        named = zip(dialed.dials, position, strict=True)
+        label = ", ".join(f"{meaning(each).symbol} {exact_text(value)}" for each, value in named)
+        points.append(point(dialed.policy_at(position), math.nan, label))
     symbols = [meaning(each).symbol for each in dialed.dials] or ["t"]
     is_curve = len(symbols) == 1
     request = {"env": env, "addons": list(once)}

@@ -33,7 +33,7 @@ from repolicy.prepare.session import RequestOptions, complete_settings
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores, ranks
+from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores
 from repolicy.text import Say, default_out, format_count
 
 EPISODES = 50  # of each evaluation
@@ -252,8 +252,7 @@ def _evaluate_all(
 
     def evaluated(name: str, policy: Policy) -> tuple[Evaluation, Evaluation]:
         say(f"evaluating {name}: {format_count(episodes, 'episode')} with the mean action, {episodes} sampled")
-        with ranks.one_thread():
-            return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
+        return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
 
     of_prior, points = evaluated("the prior", prior), list[Point]()
     for omega in omegas:

@@ -34,12 +34,12 @@ from repolicy.planning.planner import Planner, Search, Tally
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
-from repolicy.policies import Agent, Policy, SavedPolicy, with_torch_defaults
+from repolicy.policies import Agent, Policy, SavedPolicy, one_thread, with_torch_defaults
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_rollouts, observation_count
 from repolicy.prepare.weights import EnvWeightFinder
 from repolicy.readers.reading import Options
-from repolicy.runs import Settings, one_thread
+from repolicy.runs import Settings
 from repolicy.text import Say
 
 

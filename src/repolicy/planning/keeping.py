@@ -23,9 +23,9 @@ from repolicy.files import check_shape, check_writable, file_sum, read_json, wri
 from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
-from repolicy.policies import Policy, frozen, read_card, save_policy, trainable_copy
+from repolicy.policies import Policy, frozen, one_thread, read_card, save_policy, trainable_copy
 from repolicy.priors import PLAN_FILE, OpenedPolicy, Samples, fit, is_plan, saved_policy_bytes
-from repolicy.runs import one_thread, versions
+from repolicy.runs import versions
 from repolicy.text import Say
 
 FORMAT, PRIOR = 1, "prior.safetensors"

@@ -14,8 +14,7 @@ from repolicy.envs import Backend, Collector, Info, Transitions, make_envs
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.planning.value import regression
-from repolicy.policies import Policy
-from repolicy.runs import one_thread
+from repolicy.policies import Policy, one_thread
 
 ENVS, STEPS, HELD_OUT = 64, 800, 8  # environments, steps in each, and the environments that are used only for the error
 NETWORKS, HIDDEN, EPOCHS = 3, (256, 256), 10

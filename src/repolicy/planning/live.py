@@ -22,7 +22,7 @@ from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.planner import effective
 from repolicy.planning.simulators import Model, Simulated
-from repolicy.runs import one_thread
+from repolicy.policies import one_thread
 from repolicy.text import Say
 
 LOCALHOST = "127.0.0.1"

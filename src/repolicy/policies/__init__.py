@@ -50,6 +50,7 @@ from repolicy.policies.policy import (
     check_has_log_prob,
     frozen,
     make_policy,
+    one_thread,
     trainable_copy,
     with_torch_defaults,
 )

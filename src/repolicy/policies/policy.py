@@ -8,10 +8,12 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
@@ -313,3 +315,21 @@ def with_torch_defaults() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the libraries with thread pools. They are searched once: another thread's import could block a search."""
+    return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch and BLAS to one thread: such small networks are slower on several, and each rank has one core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _libraries().limit(limits=1, user_api="blas"):  # of NumPy
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -26,11 +26,12 @@ from repolicy.policies import (
     SavedPolicy,
     frozen,
     make_policy,
+    one_thread,
     policy_bytes,
     read_card,
 )
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, ScoringPrior, State, fit, fit_normalizer, read_policy
-from repolicy.runs import Settings, Stream, derived_seed, ranks
+from repolicy.runs import Settings, Stream, derived_seed
 from repolicy.text import Say, format_digits
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
@@ -56,7 +57,7 @@ def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Sa
     if file.is_file() and "clone_of" in read_card(file):
         return read_policy(file), file.read_bytes()
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
-    with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
+    with one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fit_clone(prior, env, settings)
         comparison = compare_clone(prior, policy, env, settings)
     say(comparison.sentence(name_of(prior)))

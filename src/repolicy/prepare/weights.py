@@ -18,7 +18,7 @@ from repolicy.policies import ActionSpace, Agent, Policy, make_policy
 from repolicy.prepare.states import MAX_STATE_SIZE, SKIPPED_STEPS
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, Worth, Worths, measure_worths
 from repolicy.ranges import Range
-from repolicy.runs import Settings, one_thread, spec_for
+from repolicy.runs import Settings, spec_for
 from repolicy.text import Say, strip_version
 
 # The temperatures of the paper, by environment (of any version).
@@ -153,9 +153,8 @@ class EnvWeightFinder(WeightFinder):
     def measure_worths(self) -> Worths:
         max_steps = int(MEASURING_SHARE * self.settings.steps)
         episodes = max(MIN_EPISODES, min(WORTH_EPISODES, max_steps // (2 * MAX_EPISODE_STEPS)))
-        with one_thread():
-            wishes = addon_names.with_clipped_weights(self.wishes)
-            return measure_worths(self.prior, self.env, wishes, max_steps, self.settings.backend, episodes)
+        wishes = addon_names.with_clipped_weights(self.wishes)
+        return measure_worths(self.prior, self.env, wishes, max_steps, self.settings.backend, episodes)
 
     def addon_rewards(self) -> np.ndarray:
         """Return the add-on's rewards in the trial steps, `[T, N]`."""

@@ -17,7 +17,7 @@ from repolicy.readers.reading import Options
 from repolicy.report.pieces import reward_table
 from repolicy.report.run_page import evaluate_with_prior, repeat_command
 from repolicy.report.verdict import basis, name_of_prior, verdict
-from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
+from repolicy.runs import Request, RunFolder, command_options, command_words
 from repolicy.text import Say, capitalize, format_count, printable
 
 EPISODES = 20
@@ -54,9 +54,8 @@ def push(
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {format_count(episodes, 'episode')}")
-    with one_thread():
-        deterministic = parse_env_name(env).is_judged_by_mean
-        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, limits=limits)
+    deterministic = parse_env_name(env).is_judged_by_mean
+    evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, limits=limits)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
     card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())

@@ -29,7 +29,7 @@ from repolicy.report.pieces import (
 )
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
-from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, ranks, recipe
+from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, recipe
 from repolicy.text import Say, capitalize
 
 EPISODES = 50
@@ -57,12 +57,11 @@ def write_report(
     saved = read_policy(folder.policy)
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
-    with ranks.one_thread():
-        backend = evaluation_backend(request)
-        mean, sampled = (
-            evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)
-            for deterministic in (True, False)
-        )
+    backend = evaluation_backend(request)
+    mean, sampled = (
+        evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)
+        for deterministic in (True, False)
+    )
     pairs = prior_pairs(mean, sampled)
     headline = hint = ""
     if pairs:

@@ -26,7 +26,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
 from repolicy.objective import Objective
-from repolicy.policies import Policy, SavedPolicy
+from repolicy.policies import Policy, SavedPolicy, one_thread
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.session import RequestOptions, complete_settings, earlier_request
@@ -35,7 +35,7 @@ from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to
 from repolicy.prepare.weights import alpha_from_card
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
-from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, one_thread, polite_interrupt, versions
+from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, polite_interrupt, versions
 from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
 from repolicy.text import suggest

@@ -31,7 +31,7 @@ from repolicy.runs.terminal import Terminal, flushed_stdout, format_table, silen
 if TYPE_CHECKING:
     from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, format_duration, recipe
     from repolicy.runs.folder import RunFolder, describe_changes
-    from repolicy.runs.ranks import Ranks, SingleRank, one_thread
+    from repolicy.runs.ranks import Ranks, SingleRank
     from repolicy.runs.request import (
         Request,
         Stream,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _LATER = {
     "callbacks": ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "format_duration", "recipe"),
     "folder": ("RunFolder", "describe_changes"),
-    "ranks": ("Ranks", "SingleRank", "one_thread"),
+    "ranks": ("Ranks", "SingleRank"),
     "request": (
         "Request", "Stream", "check_dials", "command_options", "command_words", "derived_seed", "spec_for",
     ),

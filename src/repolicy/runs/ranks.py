@@ -13,12 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import IO, NoReturn, Protocol
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from repolicy.errors import RepolicyError, UsageError, first_line
@@ -220,24 +218,6 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
 def join_ranks(index: int, count: int, descriptor: int, parent: int) -> Ranks:
     """Join as rank `index`: a process that `launch_ranks` started calls this with its last four arguments."""
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Return the libraries with thread pools. They are searched once: another thread's import could block a search."""
-    return ThreadpoolController()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch and BLAS to one thread: each rank has one core, and more threads would compete with other ranks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with _libraries().limit(limits=1, user_api="blas"):  # of NumPy
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
