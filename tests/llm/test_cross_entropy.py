@@ -61,7 +61,7 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     batch = first(ours, len(LABELLED))
     reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours._log_prior(ours.model, batch)).detach()
     assert torch.sigmoid(reward + ours.offset).mean().item() == pytest.approx(0.5, abs=1e-3)
-    assert ours.memory.state()["args"]["values"]["offset"] == ours.offset
+    assert ours.state.stateful_callbacks["Remembered"]["args"]["values"]["offset"] == ours.offset
 
 
 def test_the_offset_moves_by_no_more_than_a_flat_loss_allows(trainer: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from repolicy.errors import UsageError, check_counts
 from repolicy.llm.mixing import SAMPLING, ModelView
-from repolicy.llm.mixins import Remembered
+from repolicy.llm.mixins import Memory
 from repolicy.llm.models import sample
 from repolicy.llm.requirements import require_settings
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo_settings
@@ -86,7 +86,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
         self.log_prior = prior_reward(prior, tokenizer)
-        self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
+        self.memory = Memory({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.callbacks = [self.memory, self]
         self.group_size: int | None = None  # responses per prompt; known when training begins
 
@@ -95,9 +95,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         return self.memory.values["omega"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        """Check the settings, then restore a checkpoint or estimate the prior's mean log-probability."""
-        if args.restore_callback_states_from_checkpoint:
-            raise UsageError("leave restore_callback_states_from_checkpoint out: the budget restores itself")
+        """Check the settings, then estimate the prior's mean log-probability unless a checkpoint had it."""
         remedy = "take the settings from rloo_settings(objective, budget=True), with the budget as the last reward"
         for name, value in self.required_settings.items():
             if name != "reward_weights":
@@ -106,7 +104,6 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         if weights is not None and weights[-1] != 1:
             raise UsageError(f"reward_weights ends in {weights[-1]:g}, and a budget weights itself by omega: {remedy}")
         self.group_size = args.num_generations
-        self.memory.resume(state)
         if "own" not in self.memory.values:
             prompts = list(train_dataloader.dataset["prompt"])
             tokens = args.max_completion_length

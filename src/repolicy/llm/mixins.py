@@ -5,7 +5,7 @@ A checkpoint stores the objective and the prior's checksum. A run with another o
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from peft import PeftModel
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from repolicy.errors import UsageError
 from repolicy.files import write_json
@@ -35,6 +34,7 @@ from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
 
 IDENTITY = "repolicy.json"  # the file beside a model that describes its training
+STORED_AS = "Remembered"  # the name of a `Memory` in a trainer's state
 
 
 @dataclass
@@ -64,30 +64,34 @@ class PreferenceSettings(ObjectiveSettings):
     beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
 
 
-class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """State that checkpoints store: `fixed` must be equal in a resumed run, `values` are restored.
+class Memory(TrainerCallback):  # type: ignore[misc]
+    """Numbers that checkpoints store: `fixed` must be equal in a resumed run, `values` are restored.
 
-    It is a callback because transformers saves callbacks with the trainer's state, under the name of the class.
-    transformers restores them only on request, and then as new objects, so `resume` reads the state itself.
+    It writes into the part of the trainer's state where transformers stores callbacks. It is none that transformers
+    would store: those are restored only on request, and then as new objects.
     """
 
-    def __init__(self, fixed: dict[str, Any] | None = None, values: dict[str, float] | None = None) -> None:
-        self.fixed, self.values = fixed or {}, values or {}
+    def __init__(
+        self, fixed: dict[str, Any], values: dict[str, float], before_first_step: Callable[[], None] = lambda: None
+    ) -> None:
+        self.fixed, self.values, self._before_first_step = fixed, values, before_first_step
 
-    def state(self) -> dict[str, Any]:
-        return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if STORED_AS in state.stateful_callbacks:
+            self._resume(**state.stateful_callbacks[STORED_AS]["args"])
+        self._before_first_step()
 
-    def resume(self, state: Any) -> None:
-        """Restore the values from a trainer's state; raise if its fixed entries differ from those of this run."""
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        if not isinstance(saved, dict):
-            return
+    def _resume(self, fixed: dict[str, Any], values: dict[str, float]) -> None:
+        """Restore the values of a checkpoint; raise if its fixed entries differ from those of this run."""
         for name, value in self.fixed.items():
-            stored = saved["args"]["fixed"].get(name)
+            stored = fixed.get(name)
             if stored != value:
                 remedy = "resume it with the same objective and prior, or start a new run in another folder"
                 raise UsageError(f"the checkpoint was trained with {name} {stored}, and this run has {value}; {remedy}")
-        self.values.update(saved["args"]["values"])
+        self.values.update(values)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.stateful_callbacks[STORED_AS] = {"args": {"fixed": self.fixed, "values": dict(self.values)}}
 
 
 def turn_off_dropout(*models: Any) -> None:
@@ -129,7 +133,7 @@ class ObjectiveMixin:
     REQUIRED_COLUMNS: tuple[str, ...]  # of a dataset
     objective: Objective
     identity: dict[str, Any]  # content of the file `IDENTITY`
-    memory: Remembered
+    memory: Memory
     model: Any
     ref_model: Any
     args: Any
@@ -187,9 +191,9 @@ class ObjectiveMixin:
             "method": type(self).__name__,
         }
         fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
-        self.memory = Remembered(fixed | {name: getattr(self.args, name) for name in self.FIXED_SETTINGS})
+        fixed |= {name: getattr(self.args, name) for name in self.FIXED_SETTINGS}
+        self.memory = Memory(fixed, {}, self.before_first_step)
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # of transformers
-        self.add_callback(_Resume(self))  # type: ignore[attr-defined]
 
     @property
     def metrics(self) -> Any:
@@ -293,21 +297,6 @@ class ReferenceMixin(ObjectiveMixin):
         """Return log prior of responses as TRL computes it; without a reference model, with the adapter off."""
         prior = model if self.ref_model is None else self.ref_model
         return self.compute_ref_log_probs(prior, inputs)  # type: ignore[attr-defined]
-
-
-class _Resume(TrainerCallback):  # type: ignore[misc]
-    """Restores `memory` when training begins, because only then the checkpoint's state has been read."""
-
-    def __init__(self, trainer: ObjectiveMixin) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        memory = self.trainer.memory
-        memory.resume(state)
-        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # of transformers
-            if type(callback) is Remembered:  # transformers may have replaced `memory` by a new object
-                callback.fixed, callback.values = memory.fixed, memory.values
-        self.trainer.before_first_step()
 
 
 @contextmanager
