@@ -110,7 +110,6 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         args = self.resolve_settings(objective, args)
         self._rewards = torch.empty(0)  # of the latest generation on all ranks, [N, reward functions]
-        self._last_omega: float | None = None  # used in the latest advantages of training
         self._pending_batch: dict[str, Any] | None = None  # inputs of the loss that have no token advantages yet
         check_grpo(self.objective, args, others)
         if args.budget is not None:
@@ -135,8 +134,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     @property
     def current_objective(self) -> Objective:
         """The objective of this step; a budget or, in training, the schedule sets its omega."""
-        if "omega" in self.memory.values:
-            return replace(self.objective, omega=self.memory.values["omega"])
+        if self.args.budget is not None:
+            return replace(self.objective, omega=self.trained_omega)
         if self.model.training:
             return replace(self.objective, omega=self._scheduled_omega(self.state.global_step))
         return self.objective
@@ -149,12 +148,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
 
     @property
     def trained_omega(self) -> float:
-        """The omega that the weights were last trained with: the budget's, the latest batch's, or the schedule's."""
-        if "omega" in self.memory.values:
-            return self.memory.values["omega"]
-        if self._last_omega is not None:
-            return self._last_omega
-        return self._scheduled_omega(max(self.state.global_step - 1, 0))
+        """The omega that the weights were last trained with: the budget's, or the latest batch's."""
+        return self.memory.values.get("omega", self._scheduled_omega(0))
 
     def before_first_step(self) -> None:
         """Estimate the prior's mean log-probability of its own responses, if there is a budget."""
@@ -283,7 +278,7 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         rewards_of_tokens = token_rewards(self.current_objective, rewards[local], log_policy, log_prior, mask)
         self._log_metrics(rewards, log_policy, log_prior, mask)
         if self.model.training:
-            self._last_omega = self.current_objective.omega
+            self.memory.values["omega"] = self.current_objective.omega
             if self.args.budget is not None:
                 assert log_prior is not None
                 self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)))
