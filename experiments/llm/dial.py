@@ -48,7 +48,7 @@ def dialed_log_probs(toy: Toy, target: Objective, anchors: list[Objective], next
     """Return log p(response) `[N]` of what the dial writes at a target, by the library's own arithmetic."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a target beyond the anchors, which is measured too
-        coefficients = mixture(target, anchors)
+        coefficients = mixture(anchors, target.omega, target.alpha)
     return toy.response_log_probs(mixed_log_probs(coefficients, next_tokens))
 
 

@@ -28,7 +28,7 @@ def test_of_exact_policies_the_mixture_is_the_optimum(
     """Response by response the coefficients are exact, whatever the anchors."""
     log_prior = toy.response_log_probs(toy.human)
     policies = [optimum(anchor, log_prior, toy.rewards) for anchor in anchors]
-    found = mixed_log_probs(mixture(target, anchors), [log_prior, *policies])
+    found = mixed_log_probs(mixture(anchors, target.omega, target.alpha), [log_prior, *policies])
     assert measure(toy, target, found, log_prior).kl == pytest.approx(0, abs=1e-9)
 
 
@@ -49,7 +49,7 @@ def test_generation_follows_the_mixture(prior: Path, count: int, mamba: bool) ->
     """With caches and padded prompts, against plain forward passes of whole texts."""
     reference = new_mamba() if mamba else load(prior)
     models = [perturbed(copy.deepcopy(reference), 0.1, seed) for seed in range(count)]
-    target, anchors = residual(0.25, 0.2), ANCHORS[:count]
+    anchors = ANCHORS[:count]
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     found = dial(reference, *zip(models, anchors, strict=True), omega=0.25).generate(
         ids, attention, max_new_tokens=4, eos_token_id=-1, pad_token_id=0, output_scores=True,
@@ -59,7 +59,7 @@ def test_generation_follows_the_mixture(prior: Path, count: int, mamba: bool) ->
         whole, scores = followed(found, row, start)
         with torch.no_grad():
             each = [model(input_ids=whole).logits[0, -5:-1].log_softmax(-1) for model in (reference, *models)]
-        assert torch.allclose(scores, mixed_log_probs(mixture(target, anchors), each), atol=1e-4)
+        assert torch.allclose(scores, mixed_log_probs(mixture(anchors, 0.25), each), atol=1e-4)
 
 
 def test_models_of_other_tokens_are_not_mixed() -> None:
@@ -91,7 +91,7 @@ def test_adapters_are_models(prior: Path) -> None:
         tuned = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
         with model.disable_adapter():
             reference = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
-    expected = mixed_log_probs(mixture(residual(0.3, 0.2), ANCHORS[:1]), [reference, tuned])
+    expected = mixed_log_probs(mixture(ANCHORS[:1], 0.3), [reference, tuned])
     assert torch.allclose(scores, expected, atol=1e-4)
 
 
@@ -164,4 +164,4 @@ def test_an_adapter_that_is_not_there_is_named(prior: Path) -> None:
 
 def test_beyond_the_anchors_there_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="not between"):
-        mixture(residual(0.5, 0.2), ANCHORS)
+        mixture(ANCHORS, 0.5)

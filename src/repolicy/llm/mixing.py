@@ -37,12 +37,17 @@ SAMPLING: dict[str, Any] = {
 CACHE = "cache" if "cache" in {each.name for each in fields(CausalLMOutputWithPast)} else "past_key_values"
 
 
-def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
-    """Return coefficients of log prior and of the log policies of one or two tuned models for the logits at `target`.
+def mixture(anchors: Sequence[Objective], omega: float, alpha: float | None = None) -> list[float]:
+    """Return coefficients of log prior and of the log policies of one or two tuned models for the logits at omega.
 
-    >>> mixture(residual(0.2, 0.2), [residual(0.1, 0.2), residual(0.4, 0.2)])
+    alpha: by default that of the first model.
+
+    >>> mixture([residual(0.1, 0.2), residual(0.4, 0.2)], omega=0.2)
     [0.0, 0.6666666666666667, 0.3333333333333333]
     """
+    if len(anchors) not in (1, 2):
+        raise UsageError(f"the dial turns with one or two tuned models, and an objective each; here are {len(anchors)}")
+    target = residual(omega, anchors[0].alpha if alpha is None else alpha)
     for objective in (target, *anchors):
         if check_supported(objective, "the dial").reads_basic:
             raise UsageError(f"the dial needs objectives with a prior, and one here is on {objective.task!r}")
@@ -56,7 +61,7 @@ def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
         shares = [share, 1 - share]
         if not 0 <= share <= 1:
             position = f"omega {target.omega:g} is not between those of the two models, {first:g} and {second:g}"
-            warnings.warn(f"{position}; beyond them the mixture soon goes wrong", stacklevel=4)
+            warnings.warn(f"{position}; beyond them the mixture soon goes wrong", stacklevel=3)
     coefficients = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
     prior_omega = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
     return [0.0 if abs(prior_omega) < 1e-12 else prior_omega / target.alpha, *coefficients]
@@ -188,19 +193,12 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
     With PEFT, `prior` is the model with its adapters, and a tuned model may be the name of an adapter. The prior is
     then the model with its adapters off, or with TRL's copy `ref` of the adapter from which training continued.
     """
-    coefficients = dial_coefficients([objective for _, objective in tuned], omega, alpha)
+    coefficients = mixture([objective for _, objective in tuned], omega, alpha)
     return dialed_generator(prior, [model for model, _ in tuned], coefficients)
 
 
-def dial_coefficients(anchors: Sequence[Objective], omega: float, alpha: float | None) -> list[float]:
-    """Return the coefficients of `mixture` at (omega, alpha); it needs no loaded model, so that errors come early."""
-    if len(anchors) not in (1, 2):
-        raise UsageError(f"the dial turns with one or two tuned models, and an objective each; here are {len(anchors)}")
-    return mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
-
-
 def dialed_generator(prior: Any, tuned: Sequence[Any], coefficients: list[float]) -> DialedGenerator:
-    """Return a generator from the prior, the tuned models and the coefficients of `dial_coefficients`."""
+    """Return a generator from the prior, the tuned models and the coefficients of `mixture`."""
     first, *rest = (model_view(prior, model) for model in tuned)
     return DialedGenerator(first, [model_view(prior, None), *rest], coefficients)
 

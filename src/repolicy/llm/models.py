@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
 from repolicy.files import read_json
-from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
+from repolicy.llm.mixing import SAMPLING, ModelView, dialed_generator, mixture, model_view
 from repolicy.llm.mixins import IDENTITY, checksum
 from repolicy.llm.requirements import checked_rewards, require_same_vocabulary
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
@@ -162,7 +162,7 @@ def generate(
         weighted, named = format_count(len(trained_at), "model"), format_count(len(models), "model")
         raise UsageError(f"--trained-at has omega,alpha of {weighted}, for {named} to generate with")
     anchors = [read_objective(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
-    coefficients = dial_coefficients(anchors, omega, alpha)
+    coefficients = mixture(anchors, omega, alpha)  # which raises before a model is loaded
     prior_model, tokenizer = load_prior(prior)
     require_tuned_from(prior_model, models)
     tuned = []
@@ -187,12 +187,7 @@ def check_sampling_counts(seed: int, **counts: int) -> None:
 
 @torch.no_grad()
 def sample(
-    model: Any,
-    tokenizer: Any,
-    prompts: list[list[int]],
-    tokens: int,
-    batch: int = GENERATION_BATCH,
-    **settings: Any,
+    model: Any, tokenizer: Any, prompts: list[list[int]], tokens: int, batch: int = GENERATION_BATCH, **settings: Any
 ) -> list[list[int]]:
     """Return a response to each prompt, all as token ids, each with its end token, generated in batches.
 
