@@ -140,7 +140,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._make_algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
-        "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
+        "prepare.beginning.clone": note("a clone"),
         "evaluation.MAX_ENVS": 2, "prepare.weights.collect_trial.__defaults__": (32,),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:

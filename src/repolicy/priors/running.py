@@ -10,7 +10,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +25,6 @@ from repolicy.priors.kinds import State, generative_usage
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
 
-PATIENCE = 60.0  # seconds that a graph may take for a step
 FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # input types that need a conversion
 WHOLE = {"tensor(int64)": torch.int64, "tensor(int32)": torch.int32, "tensor(bool)": torch.bool}  # of a memory
 RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
@@ -129,34 +127,24 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
 
 
 class Session:
-    """An ONNX graph in onnxruntime; a step that takes too long raises."""
+    """An ONNX graph in onnxruntime, which takes inputs of any precision."""
 
     def __init__(self, file: PolicyFile) -> None:
         self.path = file.path
         try:
-            import onnxruntime
+            self._session = onnx_session(file.reader_input.SerializeToString())
         except ImportError:
             raise UsageError(f"{self.path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        try:
-            self._session = onnx_session(file.reader_input.SerializeToString())
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {describe_error(error)[:200]}") from None
-        self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
         types = {each.name: each.type for each in self._session.get_inputs()}
         self._types = {name: FLOATS[kind] for name, kind in types.items() if kind in FLOATS}
         self.whole = {name: WHOLE[kind] for name, kind in types.items() if kind in WHOLE}
 
     def run(self, inputs: dict[str, np.ndarray], outputs: list[str] | None = None) -> list[np.ndarray]:
-        """Return the named outputs, or all. It runs in another thread, so that Ctrl-C can stop an endless loop."""
-        options = self._options()
+        """Return the named outputs, or all."""
         inputs = {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in inputs.items()}
-        future = self._thread.submit(self._session.run, outputs, inputs, options)
-        try:
-            return [np.asarray(output) for output in future.result(PATIENCE)]
-        except TimeoutError:
-            raise UsageError(f"{self.path} takes longer than {PATIENCE:.0f} seconds for a step") from None
-        finally:
-            options.terminate = True
+        return [np.asarray(output) for output in self._session.run(outputs, inputs)]
 
 
 def run_by_rows(run: Callable[..., Any], observations: np.ndarray, state: State) -> tuple[Tensor, State]:

@@ -5,13 +5,12 @@ graph drops the second half of its last layer before a tanh, that half is taken 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.files import read_bytes
 from repolicy.readers.brax import BRAX_MIN_STD
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
@@ -255,47 +254,20 @@ def matches(content: bytes) -> bool:
 
 
 def load_model(content: bytes, where: str) -> Any:
-    """Parse a model and load its external data here, so that no other code opens a file that the model names."""
+    """Parse a model and load its external data here, which onnx allows from the model's own folder alone."""
     try:
         import onnx
-        from google.protobuf.message import Message
     except ImportError:
         raise UsageError(f"{where} is an ONNX graph, which needs onnx: pip install 'repolicy[onnx]'") from None
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's own, of several classes
         raise FileError(f"{where} is damaged, or no ONNX graph: {first_line(error)}") from None
-    stack, external_files = list[Any]([model]), dict[PurePosixPath, bytes]()
-    while stack:  # a tensor may be anywhere: in a sub-graph, in an attribute, in a function
-        message = stack.pop()
-        if message.DESCRIPTOR.name == "TensorProto" and (message.data_location == 1 or message.external_data):
-            message.raw_data = _external_data(message, Path(where), external_files)
-            message.ClearField("data_location")
-            message.ClearField("external_data")
-        for field, value in message.ListFields():
-            if field.message_type is not None:
-                stack += [value] if isinstance(value, Message) else value
-    return model
-
-
-def _external_data(tensor: Any, path: Path, files: dict[PurePosixPath, bytes]) -> bytes:
-    """Return a tensor's bytes from another file, which must be in the graph's folder. `files` caches what was read."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = PurePosixPath(entries.get("location", ""))
-    file = path.parent / location
-    if ".." in location.parts or not file.resolve().is_relative_to(path.parent.resolve()):
-        raise FileError(f"{path} is refused: its weights are to come from {location}, outside of its folder")
-    if not file.is_file():
-        raise FileError(f"{path} keeps its weights in {location}, which is not beside it: put that file there")
     try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", file.stat().st_size))
-    except ValueError:
-        offset = length = -1
-    if min(offset, length) < 0 or offset + length > file.stat().st_size:
-        raise FileError(f"{path} does not fit {location}: {tensor.name} is past that file's end")
-    if location not in files:
-        files[location] = read_bytes(file)
-    return files[location][offset : offset + length]
+        onnx.load_external_data_for_model(model, str(Path(where).parent))
+    except Exception as error:  # onnx's own, of several classes
+        raise FileError(f"{where} keeps weights in another file, which cannot be read: {first_line(error)}") from None
+    return model
 
 
 def _find_input(graph: Any) -> tuple[int, str]:

@@ -1,8 +1,8 @@
 """Read pickles, zips, and the files that PyTorch writes with both, without running them.
 
 A pickle is a program that may call any function that it names. Here nothing is imported or called. A name becomes a
-`GlobalName`, and an object an `ObjectStub` that stores its state. Only plain containers, NumPy arrays and PyTorch tensors
-(as arrays) are built, from the bytes in the file.
+`GlobalName`, and an object an `ObjectStub` that stores its state. Only plain containers, NumPy arrays and PyTorch
+tensors (as arrays) are built, from the bytes in the file.
 """
 
 import io
