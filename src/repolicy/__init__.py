@@ -5,7 +5,7 @@ The names below are imported when they are first used: `import repolicy` costs n
 
 from typing import TYPE_CHECKING
 
-from repolicy.loading import later
+from repolicy.loading import imported_for_types, later
 
 if TYPE_CHECKING:
     from repolicy.errors import RepolicyError as RepolicyError
@@ -29,27 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Objective": "objective",
-    "Policy": "policies",
-    "RepolicyError": "errors",
-    "Settings": "runs.settings",
-    "compare": "many.comparing",
-    "customize": "learning.training",
-    "dial": "priors",
-    "evaluate": "evaluation",
-    "full": "objective",
-    "kl": "objective",
-    "load_policy": "priors",
-    "plan": "planning.asking",
-    "residual": "objective",
-    "save_policy": "policies",
-    "soft": "objective",
-    "sweep": "many.sweep",
-    "train": "learning.training",
-    "write_report": "report.run_page",
-}
-
+_HOMES = imported_for_types(__name__, __file__)
 __all__ = list(_HOMES)
 __getattr__ = later(__name__, _HOMES)
 

@@ -3,6 +3,7 @@
 Only `load_object` imports code that a user names. For names found in files, `addons/trust.py` asks for trust first.
 """
 
+import ast
 import importlib
 import re
 import sys
@@ -76,6 +77,13 @@ def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     return find
+
+
+def imported_for_types(package: str, file: str) -> dict[str, str]:
+    """Return the `homes` for `later`: the names, with their modules, that a package imports `if TYPE_CHECKING`."""
+    [block] = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {each.name: str(node.module).removeprefix(f"{package}.") for node in imports for each in node.names}
 
 
 def import_name(thing: Any) -> str | None:

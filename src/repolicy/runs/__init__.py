@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from repolicy.loading import later
+from repolicy.loading import imported_for_types, later
 
 # The door: other rooms import these names, and the files in `__all__`. What needs torch is imported when it is first
 # used, so that `--help` is quick.
@@ -43,15 +43,5 @@ if TYPE_CHECKING:
     )
     from repolicy.runs.result import Estimate, Result
 
-_LATER = {
-    "callbacks": ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "format_duration", "recipe"),
-    "folder": ("RunFolder", "describe_changes"),
-    "ranks": ("Ranks", "SingleRank"),
-    "request": (
-        "Request", "Stream", "check_dials", "command_options", "command_words", "derived_seed", "spec_for",
-    ),
-    "result": ("Estimate", "Result"),
-}  # fmt: skip
-
 __all__ = ["ranks", "request"]
-__getattr__ = later(__name__, {name: file for file, names in _LATER.items() for name in names})
+__getattr__ = later(__name__, imported_for_types(__name__, __file__))
