@@ -297,39 +297,6 @@ def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPat
     assert ran == ["it"]
 
 
-def test_a_prior_whose_nat_is_worth_something_gives_omega(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one whose worth is within its error, also when it is measured anew, does not.
-
-    Episodes of a few steps are too short for `--states`.
-    """
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "prior")
-    saved = read_policy("prior/policy.safetensors")
-    wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *FEW]
-    for name, error in (("known", 0.01), ("unknown", 0.4)):
-        worth = {"value": 0.25, "error": error, "episodes": 32}
-        save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    monkeypatch.setattr("repolicy.prepare.weights.weights_from_worths", lambda *_: None)
-    code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
-    assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
-    assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0
-    code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--out", "run")
-    assert code == 0, said
-    assert "omega is 0.25, what a nat of the prior is worth" in said
-    assert json.loads(Path("run/run.json").read_text())["request"]["objective"]["omega"] == 0.25
-    code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--states", "0.5", "--out", "short")
-    assert (code, "too soon to learn its states" in said) == (2, True)
-
-
-def test_a_file_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.py").write_text("")
-    for command in ("customize", "sweep"):
-        said = refused(capsys, 1, command, "hopper", "--addon", "height", "--omega", "0.1", "--out", "mine.py/run")
-        assert "mine.py/run/" in said
-        assert ".json cannot be written: Not a directory" in said
-
-
 def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     answered(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")

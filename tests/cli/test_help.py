@@ -124,15 +124,6 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path, capsys: pyt
     assert completed("rql", "train", "--al") == ["--alpha"]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["completion", shell])
-    script = capsys.readouterr().out
-    assert "repolicy" in script
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True)
-
-
 def test_what_differs_by_the_prior_is_not_told_as_one_default() -> None:
     """The help tells a default where all examples agree, so these must differ wherever two priors' settings do."""
     space = ActionSpace("continuous", (12,), (-1.0,) * 12, (1.0,) * 12)
