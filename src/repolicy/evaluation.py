@@ -37,18 +37,10 @@ from repolicy.envs import (
     resolve_backend,
 )
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import (
-    Agent,
-    ConditionedPolicy,
-    Policy,
-    Prior,
-    check_has_log_prob,
-    one_thread,
-    with_torch_defaults,
-)
+from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, one_thread, with_torch_defaults
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
-from repolicy.text import format_count
+from repolicy.text import format_count, format_number
 
 BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
@@ -133,8 +125,9 @@ class Evaluation:
         return known
 
     def __repr__(self) -> str:
-        lines = [f"{format_count(len(self.basic), 'episode')} in {self.env} {ACTIONS[self.action]}, mean ± std"]
-        return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
+        episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
+        lines = [f"{episodes} in {self.env} ({self.backend}), mean ± std:"]
+        return "\n".join([*lines, *(f"  {each.title:20s} {each.describe()}" for each in self.columns.values())])
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -177,6 +170,12 @@ class Column(NamedTuple):
             return math.nan
         squares = np.sum((shares * (self.values - self.mean)) ** 2) * count / (count - 1)
         return float(np.sqrt(squares) / shares.sum())
+
+    def describe(self, like: float | None = None) -> str:
+        """Return `mean ± std`, with the digits of `like` or of the mean; one episode has no std."""
+        like = self.mean if like is None else like
+        std = f" ± {format_number(self.std, like)}" if len(self.values) > 1 and math.isfinite(self.mean) else ""
+        return format_number(self.mean, like) + std
 
 
 @with_torch_defaults()
@@ -223,8 +222,6 @@ def evaluate(
     check_is_agent(agent, "the first argument")
     if isinstance(agent, ConditionedPolicy):
         raise UsageError(agent.missing_dials_message())
-    if prior is not None:
-        check_has_log_prob(prior)
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):

@@ -18,7 +18,6 @@ from typed_commands import refused, typed
 
 import repolicy
 from repolicy.cli.inspection import inspect
-from repolicy.cli.policy_commands import _decimals
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.files import write_bytes
 from repolicy.objective import soft
@@ -203,13 +202,6 @@ def test_options_of_reading_are_refused_for_files_of_ours(
     RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL), {}, False)
     for words in ("inspect mine", "inspect batch", "inspect run", "render mine --out film.gif", "evaluate mine"):
         assert "is Repolicy's own file: leave out" in refused(capsys, 2, *words.split(), *option.split())
-
-
-def test_what_is_small_keeps_its_digits() -> None:
-    """A metric of 0.0042 is not printed as 0.00, nor its std."""
-    assert [_decimals(value, 0.0042) for value in (0.0042, 0.0011)] == ["0.0042", "0.0011"]
-    assert [_decimals(value, -237.0) for value in (-237.0361, 0.0011)] == ["−237.04", "0.00"]
-    assert [_decimals(value, 0.0) for value in (0.0, 0.5)] == ["0.00", "0.50"]
 
 
 def test_a_position_of_a_policy_in_a_cache_is_put_here(

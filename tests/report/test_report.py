@@ -27,7 +27,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.report import page, pieces
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, short_number, tick_labels, ticks
-from repolicy.report.differences import mean_and_std, rounded
+from repolicy.report.differences import rounded
 from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
 from repolicy.report.verdict import verdict
@@ -288,8 +288,8 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
 
 
 def test_one_episode_has_no_spread() -> None:
-    assert mean_and_std(Column("", np.array([7.5]))) == "7.50"
-    assert mean_and_std(Column("", np.array([7.0, 8.0]))) == "7.50 ± 0.50"
+    assert Column("", np.array([7.5])).describe() == "7.50"
+    assert Column("", np.array([7.0, 8.0])).describe() == "7.50 ± 0.50"
 
 
 def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:

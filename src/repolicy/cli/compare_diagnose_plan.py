@@ -147,9 +147,11 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: st
 
 
 def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[str]]:
+    from repolicy.evaluation import Column
+
     rows = {
-        "return": [_mean_and_std(each.as_dict().get("basic")) for each in statistics],
-        "add-on, at weight 1 at most": [_mean_and_std(each.as_dict()["addon"]) for each in statistics],
+        "return": [Column("", each.basic).describe() for each in statistics],
+        "add-on, at weight 1 at most": [Column("", each.addon).describe() for each in statistics],
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in statistics],
         "ended before its time": [f"{each.terminated.mean():.0%}" for each in statistics],
         "std of an action": ["" if each.std is None else format_number(each.std) for each in statistics],
@@ -157,10 +159,6 @@ def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[s
         "observations beyond ±10": [*(f"{each.outlier_share:.1%}" for each in statistics[:2]), ""],
     }
     return [[name, *cells] for name, cells in rows.items() if any(cells)]
-
-
-def _mean_and_std(values: list[float] | None) -> str:
-    return "" if values is None else f"{format_number(values[0])} ± {format_number(values[1], like=values[0])}"
 
 
 @dataclass(frozen=True, kw_only=True)

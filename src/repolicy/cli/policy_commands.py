@@ -15,7 +15,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.files import read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
-from repolicy.text import as_file_name, format_count, format_number
+from repolicy.text import as_file_name, format_count
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,7 @@ class Evaluate(RunsPolicy):
                 addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,
                 backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
-        rows = [
-            [column.title, _decimals(column.mean, column.mean), _decimals(column.std, column.mean)]
-            for column in evaluation.columns.values()
-        ]
-        title = f"{path} in {env} ({evaluation.backend}), {episodes}, {evaluation.action} action"
-        terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
+        terminal.say(f"{path}: {evaluation}")  # before the file, which may turn out not to be writable
         env_prefix = "" if self.env is None else f"{as_file_name(env)}-"
         ending = f"{env_prefix}{evaluation.action}-{evaluation.backend}.json"
         out = self.out or _episodes_file(path, output_folder(path), ending)
@@ -216,11 +211,6 @@ class Inspect(Command):
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
-
-
-def _decimals(value: float, mean: float) -> str:
-    """Return the number with two decimals; with its leading digits if the mean is smaller than 0.1."""
-    return format_number(value, mean) if abs(mean) < 0.1 else f"{value:z,.2f}".replace("-", "−")
 
 
 def _episodes_file(path: Path, folder: Path, ending: str) -> Path:

@@ -27,7 +27,6 @@ from repolicy.prepare.states import (
 )
 from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAndNats, Worth, Worths, worth_of
-from repolicy.report.differences import mean_and_std
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
@@ -283,7 +282,7 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
     for before, after in (records[:2], records[2:]):
         pairs.append((to_evaluation(before), to_evaluation(after)))
         for name, found in zip(names, pairs[-1], strict=True):
-            numbers = ", ".join(f"{column.title} {mean_and_std(column)}" for column in found.columns.values())
+            numbers = ", ".join(f"{column.title} {column.describe()}" for column in found.columns.values())
             lines.append(f"{name} {ACTIONS[found.action]}: {numbers}")
     envs.reset()
     method.reset_episodes()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError, in_one_sentence
-from repolicy.policies import ActionSpace, Distribution, Gaussian, Policy, Prior
+from repolicy.policies import ActionSpace, Distribution, Gaussian, Policy, Prior, check_has_log_prob
 from repolicy.readers.reading import MIN_STD, Options
 
 State = dict[str, Tensor]  # the memory of a program: tensors `[N, ...]`, with a row for each environment
@@ -224,6 +224,7 @@ class Scorer:
     """Computes the prior's log-probabilities in consecutive rollouts, and stores its memory between them."""
 
     def __init__(self, prior: Prior) -> None:
+        check_has_log_prob(prior)
         self.prior = prior
         self._state: State | None = None
 

@@ -107,11 +107,3 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
 def value_and_error(value: float, error: float) -> str:
     """Format a value with its standard error: `653 ± 84`."""
     return f"{rounded(value, error)} ± {rounded(error, error, of=value)}"
-
-
-def mean_and_std(column: Column, like: float | None = None) -> str:
-    """Format a quantity of each episode as `mean ± std`, with the digits of `like`; one episode has no std."""
-    mean, like = column.mean, column.mean if like is None else like
-    if len(column.values) < 2 or not math.isfinite(mean):
-        return format_number(mean, like)
-    return f"{format_number(mean, like)} ± {format_number(column.std, like)}"

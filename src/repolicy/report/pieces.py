@@ -7,7 +7,7 @@ from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report import charts, page
-from repolicy.report.differences import Difference, differences, mean_and_std
+from repolicy.report.differences import Difference, differences
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
 from repolicy.text import Say, format_number
@@ -32,7 +32,7 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
     sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
     rows = []
     for agent, each in zip(evaluations, columns, strict=True):
-        rows.append([agent, *(mean_and_std(each[name], sizes[name]) if name in each else "–" for name in titles)])
+        rows.append([agent, *(each[name].describe(sizes[name]) if name in each else "–" for name in titles)])
     return ["mean ± std", *titles.values()], rows
 
 

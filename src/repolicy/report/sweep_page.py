@@ -6,10 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Column, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
-from repolicy.report.differences import mean_and_std
 from repolicy.report.movie import Shot
 from repolicy.report.pieces import (
     by_action,
@@ -120,7 +119,7 @@ def point_tables(swept: SweepResult) -> list[str]:
 def points_table(swept: SweepResult) -> str:
     """Return the table of all points, whose rows select a point."""
     attributes = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
-    return page.table(*swept.table(mean_and_std), attributes)
+    return page.table(*swept.table(Column.describe), attributes)
 
 
 def points_note(swept: SweepResult) -> str:
