@@ -1,16 +1,19 @@
 """What must hold in rsl_rl and in Stable-Baselines3 alike."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small import remembering, sine, small_policy
+from small import Far, remembering, sine, small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
+import runner_envs
 import runners
+import sb3_models
 from both import PRIOR, InRslRl, InSb3, hosts
 from tensordict import TensorDict
 
@@ -294,3 +297,34 @@ def test_a_program_runs_where_true_says_that_it_is_trusted(host: Any, tmp_path: 
         host(path)
     with pytest.raises(UsageError, match=r"if you trust it, add trust \(in Python, trust=True\)$"):
         host({"path": path, "std": 0.5, "trust": "false"})
+
+
+@hosts
+def test_a_state_that_ends_its_episode_is_priced_as_if_it_lasted(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes are shorter than the steps that are not priced, so nothing else is; some end at a time limit."""
+    ends, cuts = list[Any](), list[Any]()
+    theirs, others = runner_envs.Drift.step, sb3_models.Drift.step
+
+    def step(env: Any, actions: Any) -> Any:
+        found = theirs(env, actions)
+        cuts.append(found[3]["time_outs"] & (torch.arange(8) % 2 > 0))
+        ends.append((found[2] > 0) & ~cuts[-1])
+        return *found[:3], {"time_outs": cuts[-1]}
+
+    def other_step(env: Any, action: Any) -> Any:
+        seen, reward, ended, cut, info = others(env, action)
+        ends.append(torch.tensor(ended or (cut and seen[0] > 0.0)))
+        cuts.append(torch.tensor(cut) & ~ends[-1])
+        return seen, reward, bool(ends[-1]), bool(cuts[-1]), info
+
+    monkeypatch.setattr(runner_envs.Drift, "step", step)
+    monkeypatch.setattr(sb3_models.Drift, "step", other_step)
+    ours = host(gamma=0.9)
+    ours.method.density, weights = Far(), ours.method.steering.objective
+    ours.method.steering.objective = replace(weights, states=0.5)
+    ours.learn(2)
+    price = ours.method.rollout_rewards.reward.states
+    ended, cut = (torch.stack(told).flatten()[-price.numel() :].view_as(price) for told in (ends, cuts))
+    torch.testing.assert_close(price, torch.where(ended, 0.5 * -4.0 * 10.0, 0.0))
+    assert ended.any()
+    assert cut.any()

@@ -45,7 +45,8 @@ class Unlikely:
 
 def seen(held: Tensor) -> HostRollout:
     still = torch.zeros(held.shape[1:])
-    return HostRollout(still[..., None], still[..., None], still, still, still.bool(), lambda: still[..., None], held)
+    none, wide = still.bool(), still[..., None]
+    return HostRollout(wide, wide, still, still, none, none, lambda: wide, held, gamma=0.99)
 
 
 def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, float]], list[Tensor]]:

@@ -306,16 +306,28 @@ def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape
         assert newest.flatten(2)[0].tolist() == [(pixels + 2.0).tolist()] * 4, "what any prior but its own kind sees"
 
 
-def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
+class AsFarAsTold(Far):
+    """A density to which a state is as many nats away as its number says."""
+
+    def familiarity(self, states: torch.Tensor) -> torch.Tensor:
+        return -states.squeeze(-1)
+
+
+def test_unfamiliar_states_cost_once_an_episode_is_under_way_and_at_its_end_as_if_they_lasted() -> None:
+    """The first step ends an episode of both environments: of the first at a time limit."""
     method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
-    method.density = Far()
-    steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 1)
-    ended = torch.zeros(steps, 1, dtype=torch.bool)
+    method.density = AsFarAsTold()
+    steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 2)
+    ended, states = torch.zeros(steps, 2, dtype=torch.bool), 4.0 + torch.arange(steps + 1.0).repeat(2, 1).T[..., None]
     ended[0] = True
-    found = method.reward(HostRollout(zeros, zeros, zeros, zeros, ended, lambda: zeros[..., None], zeros[None][:0]))
-    assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED_STEPS + 1) + [-2.0]
+    terminated = ended & torch.tensor([False, True])
+    rollout = HostRollout(zeros, zeros, zeros, zeros, ended, terminated, lambda: states, zeros[None][:0], gamma=0.9)
+    cut, fallen = method.reward(rollout).T.tolist()
+    unpriced, later = [0.0] * SKIPPED_STEPS, -0.5 * (4 + steps)
+    assert cut == [0.0, *unpriced, later]
+    assert fallen == pytest.approx([-0.5 * 4 * 10, *unpriced, later]), "a host shows no last state, but the one before"
     assert method.ages is not None
-    assert int(method.ages) == SKIPPED_STEPS + 1
+    assert method.ages.tolist() == [SKIPPED_STEPS + 1] * 2
 
 
 def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,8 @@ class Pushing:
 
 def seen(task: torch.Tensor) -> HostRollout:
     actions, log_policy = torch.full((*task.shape, 1), 3.0), torch.full_like(task, -1.0)
-    return HostRollout(task, actions, log_policy, task, ENDED, lambda: task, torch.zeros(0, *task.shape))
+    no_limits = torch.zeros(0, *task.shape)
+    return HostRollout(task, actions, log_policy, task, ENDED, ENDED, lambda: task, no_limits, gamma=0.99)
 
 
 def test_the_age_of_a_state_is_its_steps_into_the_episode() -> None:

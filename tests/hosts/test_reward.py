@@ -134,6 +134,9 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
     later = reward(*parts[:4], parts[5], ages) - parts[2]
     np.testing.assert_array_equal(later[:2], 0.0 * price[:2])  # until age 50 a state is where the episode began
     np.testing.assert_array_equal(later[2:], price[2:])
+    ends = ages == 50
+    fallen = reward(*parts[:4], parts[5], ages, ends) - parts[2]
+    np.testing.assert_allclose(fallen, later + 100.0 * ends * price, rtol=1e-5)  # a last state, as if it lasted
     whole = np.ones((5, 6), int) if as_arrays else torch.ones(5, 6, dtype=torch.int)
     np.testing.assert_allclose(reward(*parts[:2], whole, parts[3], parts[5]) - 1.0, price, atol=1e-6)
     with pytest.raises(UsageError, match="the function takes next_observations as well"):

@@ -146,7 +146,8 @@ def test_a_rollout_of_stable_baselines3_is_copied_once(kind: str) -> None:
 
     model = sb3(env=DummyVecEnv([Other] * 4), prior=PRIORS[kind](), policy_kwargs={}, copy_prior=False)
     ended, task, no_limits = torch.zeros(8, 4, dtype=torch.bool), torch.randn(8, 4), torch.zeros(0, 8, 4)
-    seen = HostRollout(torch.randn(8, 4, 3), torch.randn(8, 4, 2), task, task, ended, lambda: task, no_limits)
+    states, actions = torch.randn(8, 4, 3), torch.randn(8, 4, 2)
+    seen = HostRollout(states, actions, task, task, ended, ended, lambda: states, no_limits, gamma=0.99)
     with Calls("to") as calls:
         model.method.reward(seen)
     assert calls.waits.total() == 1

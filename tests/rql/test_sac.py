@@ -216,11 +216,13 @@ def test_the_actor_waits_for_its_critics_and_its_steps_fall_to_nothing() -> None
     assert not torch.equal(model.actor.policy.network.biases[-1], prior.network.biases[-1])
 
 
-def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_begins_there() -> None:
+def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_begins_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The prior's lie within some hundredths of 0; what `Bounded` shows lies between −1 and 1."""
     normalizer = Policy(PolicySpec(1, ACTIONS)).normalizer
     density, objective = fit_density(0.01 * torch.randn(5000, 1), normalizer), residual(0.5, 0.3, states=2.0)
-    envs = TaskReward(Bounded(), objective), StatesPrice(TaskReward(Bounded(), objective), 2.0, density)
+    envs = TaskReward(Bounded(), objective), StatesPrice(TaskReward(Bounded(), objective), 2.0, density, 0.9)
     for env in envs:
         env.reset(seed=0)
     prices = []
@@ -233,8 +235,12 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
     assert min(prices) < -1.0
     for env in envs:
         env.reset(seed=1)
-    for _ in range(SKIPPED_STEPS):
+    for _ in range(SKIPPED_STEPS - 1):
         assert len({env.step(np.ones(1))[1] for env in envs}) == 1
+    monkeypatch.setattr(Bounded, "step", lambda *_: (np.ones(1, np.float32), 0.0, True, False, {"addon_reward": 0.0}))
+    (seen, free, *_), (_, paid, *_) = (env.step(np.ones(1)) for env in envs)
+    price = 2.0 * float(density.familiarity(density.normalized(torch.from_numpy(seen)[None])))
+    assert paid - free == pytest.approx(10.0 * price), "a last state is priced as if it lasted"
     with pytest.raises(UsageError, match=r"no density of the prior's states .* repolicy\.rql\.customize"):
         ResidualSAC(Bounded(), objective, constant(MEAN, STD))
 

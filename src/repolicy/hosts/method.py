@@ -56,8 +56,10 @@ class HostRollout(NamedTuple):
     log_policy: Tensor
     task_rewards: Tensor
     ended: Tensor  # bool
-    next_states: Callable[[], Tensor]  # returns the observations after each step, `[T, N, O]`
+    terminated: Tensor  # bool: ended, and not at a time limit
+    states: Callable[[], Tensor]  # returns the observations before each step and after the last, `[T + 1, N, O]`
     limit_values: Tensor  # the quantities that have limits, `[L, T, N]`
+    gamma: float  # the host's discount
 
 
 class RolloutRewards(NamedTuple):
@@ -263,10 +265,15 @@ class Method:
             self.curves.setdefault(name, [None] * count).append(new.get(name))
 
     def _familiarity(self, rollout: HostRollout, ages: Tensor) -> Tensor | None:
-        """Return how familiar the next states are to the prior, `[T, N]`; an episode's first states do not count."""
+        """Return how familiar the next states are to the prior, `[T, N]`; None where they have no price.
+
+        A host does not give an episode's last observation, so the one before it takes its place.
+        """
         if self.density is None or not self.steering.objective.states:
             return None
-        found = familiarity(self.density, rollout.next_states(), ages)
+        states, terminated = rollout.states(), rollout.terminated
+        next_states = torch.where(terminated.unsqueeze(-1), states[:-1], states[1:])
+        found = familiarity(self.density, next_states, ages, terminated, rollout.gamma)
         return found.to(rollout.task_rewards.dtype)
 
     def state(self) -> dict[str, Any]:

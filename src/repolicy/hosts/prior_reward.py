@@ -23,6 +23,7 @@ from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, familiarity
 from repolicy.priors import MeanPrior, OpenedPolicy
+from repolicy.runs import Settings
 
 
 @with_torch_defaults()
@@ -34,6 +35,7 @@ def prior_reward(
     *,
     states: float = 0.0,
     visited: Any = None,
+    gamma: float = Settings().gamma,
     kl_budget: float | None = None,
 ) -> "PriorReward":
     """Return a function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
@@ -44,6 +46,7 @@ def prior_reward(
         alpha: what a nat of entropy is worth; by default as the prior's file tells it, else a third of omega.
         states: what a nat of the next states' familiarity to the prior is worth.
         visited: for `states`, observations `[M, O]` that the prior visits, in the order of time.
+        gamma: for `states`, your loop's discount: a terminated episode's last state is priced as if it lasted.
         kl_budget: after each rollout omega = alpha moves so that the policy stays so many nats a step from the prior.
     """
     source = open_prior(prior)
@@ -61,7 +64,7 @@ def prior_reward(
         visited = torch.as_tensor(visited).float()
         _check_visited(visited, sizes.observation_size)
         density = density_of_states(visited)
-    return PriorReward(source, steering, density)
+    return PriorReward(source, steering, density, gamma)
 
 
 def _check_visited(visited: Tensor, size: int) -> None:
@@ -79,8 +82,8 @@ class PriorReward:
     parts: the last rollout's means of task, prior, entropy, states and prior_kl; empty inside `jax.jit`.
     """
 
-    def __init__(self, source: OpenedPolicy, steering: Steering, density: Density | None) -> None:
-        self.steering, self.density, self.parts = steering, density, dict[str, float]()
+    def __init__(self, source: OpenedPolicy, steering: Steering, density: Density | None, gamma: float) -> None:
+        self.steering, self.density, self.gamma, self.parts = steering, density, gamma, dict[str, float]()
         prior = source.agent
         check_squashed(source, False, "give an object whose log_prob scores what you store")
         is_ours = isinstance(prior, Policy | MeanPrior)
@@ -100,15 +103,17 @@ class PriorReward:
         log_policy: Any,
         next_observations: Any = None,
         ages: Any = None,
+        terminated: Any = None,
     ) -> Any:
         """Return the rewards `[...]` of a rollout.
 
         It takes raw observations `[..., O]`, actions as sampled `[..., A]` (choices count from 0), the task's rewards
         `[...]` and the log-probabilities `[...]` that the policy gave those actions. Where states have a price, it also
-        takes the observations that the steps led to and their ages `[...]`, 1 after an episode's first step: the price
-        begins after age 50. Without ages it is paid from the first step on. All are tensors, and the result is one on
-        their device without a gradient; or all are arrays, and it is an array. It changes none of them. Raises where a
-        part is not finite.
+        takes the observations that the steps led to; their ages `[...]`, 1 after an episode's first step, since the
+        price begins after age 50 (without ages, with the first step); and which steps terminated their episode, or
+        the policy may learn to escape the price by an end. All are tensors, and the result is one on their device
+        without a gradient; or all are arrays, and it is an array. It changes none of them. Raises where a part is not
+        finite.
 
         A prior of ours computes with torch. Any other gets the observations and actions as they are, so with your own
         `log_prob` in JAX the whole function can be compiled, unless a budget moves its weights or states have a price.
@@ -122,7 +127,7 @@ class PriorReward:
         if objective.reads_prior:
             log_prior = _detached(self._score(observations, actions))
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
-        familiar = self._familiarity(observations, next_observations, ages, rewards)
+        familiar = self._familiarity(observations, next_observations, ages, terminated, rewards)
         reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
         if not _is_traced(reward.total):
             parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS}
@@ -132,7 +137,7 @@ class PriorReward:
             self.steering.steer({"prior_kl": prior_kl}, int(np.prod(rewards.shape)))
         return reward.total
 
-    def _familiarity(self, observations: Any, next_observations: Any, ages: Any, rewards: Any) -> Any:
+    def _familiarity(self, observations: Any, next_observations: Any, ages: Any, terminated: Any, rewards: Any) -> Any:
         """Return how familiar the next states `[..., O]` are to the prior, `[...]`; None where states have no price."""
         if self.density is None:
             return None
@@ -144,8 +149,12 @@ class PriorReward:
         states = torch.as_tensor(next_observations).float()
         if ages is None:
             ages = torch.full(states.shape[:-1], SKIPPED_STEPS + 1, device=states.device)
+        if terminated is None:
+            terminated = torch.zeros(states.shape[:-1], dtype=torch.bool, device=states.device)
         _check_same_shape("ages", ages, rewards)
-        found = familiarity(self.density.to(states.device), states, torch.as_tensor(ages, device=states.device))
+        _check_same_shape("terminated", terminated, rewards)
+        at, ends = (torch.as_tensor(part, device=states.device) for part in (ages, terminated))
+        found = familiarity(self.density.to(states.device), states, at, ends.bool(), self.gamma)
         if isinstance(rewards, Tensor):
             return found.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
         return found.numpy().astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)

@@ -116,6 +116,7 @@ class ResidualPPO(PPO):
                 accelerate_std(self.optimizer, log_std, storage.num_envs * storage.num_transitions_per_env)
         self.method.normalize_critic(critic, critic.mlp if isinstance(critic.mlp, Mlp) else layers_of(critic)[-1])
         self._task_rewards = torch.zeros_like(storage.rewards.squeeze(-1))  # of the iteration, [T, N]
+        self._timed_out = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # [T, N]
         self._iterations_left = 0  # until the verdict; 0 where the settings do not tell the number of iterations
 
     @property
@@ -128,6 +129,7 @@ class ResidualPPO(PPO):
         if self.addon is not None:
             task = task_reward(self.steering.objective, rewards, self.addon_rewards(extras, rewards))
         self._task_rewards[self.storage.step].copy_(task)
+        self._timed_out[self.storage.step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
         for values, found in zip(self._limit_values, self.read_limit_values(extras, rewards), strict=True):
             values[self.storage.step].copy_(found)
         super().process_env_step(obs, task, dones, extras)
@@ -145,20 +147,29 @@ class ResidualPPO(PPO):
     def _add_wish_rewards(self, obs: Any) -> None:
         """Add the rewards of a wish for the rollout in the storage; `obs` are the observations after it."""
         if self.wish is not None:
-            rollout, states = self.rollout(obs), self.flat_observations(self.storage.observations)
-            next_states = rollout.next_states()
-            self._task_rewards += self.envs.wish_rewards(states, rollout.actions, next_states, rollout.ended)
+            rollout = self.rollout(obs)
+            states = rollout.states()
+            self._task_rewards += self.envs.wish_rewards(states[:-1], rollout.actions, states[1:], rollout.ended)
 
     def rollout(self, obs: Any) -> HostRollout:
         """Return the rollout in the storage; `obs` are the observations after it."""
         st = self.storage
+        ended = st.dones.squeeze(-1) > 0
 
-        def next_states() -> Tensor:
-            last = self.flat_observations(obs).unsqueeze(0)
-            return torch.cat([self.flat_observations(st.observations)[1:], last])
+        def states() -> Tensor:
+            return torch.cat([self.flat_observations(st.observations), self.flat_observations(obs).unsqueeze(0)])
 
-        log_policy, ended, task = st.actions_log_prob.squeeze(-1), st.dones.squeeze(-1) > 0, self._task_rewards
-        return HostRollout(st.observations, st.actions, log_policy, task, ended, next_states, self._limit_values)
+        return HostRollout(
+            st.observations,
+            st.actions,
+            st.actions_log_prob.squeeze(-1),
+            self._task_rewards,
+            ended,
+            ended & ~self._timed_out,
+            states,
+            self._limit_values,
+            self.gamma,
+        )
 
     def update(self) -> dict[str, float]:
         """Run rsl_rl's update, of the critic alone during the warm-up, and then move the weights."""

@@ -28,7 +28,6 @@ class DialedPPO(ResidualPPO):
         self.places = self._draw(1)[0]  # [N, dials]
         storage.values, storage.returns = (part.repeat(1, 1, heads) for part in (storage.values, storage.returns))
         self.value_loss_coef *= heads  # rsl_rl takes the mean over heads, the engine the sum
-        self._timed_out = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # [T, N]
 
     def _draw(self, count: int) -> Tensor:
         places = [torch.from_numpy(self.draw_places()).float() for _ in range(count)]
@@ -48,10 +47,10 @@ class DialedPPO(ResidualPPO):
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         step = self.storage.step
-        self._timed_out[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
         # rsl_rl would add the bootstrap value of one head only; `compute_returns` handles time limits
         others = {name: part for name, part in extras.items() if name != "time_outs"}
         super().process_env_step(obs, rewards, dones, others)
+        self._timed_out[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
         self.places = torch.where((dones > 0).unsqueeze(-1), self._next_places[step], self.places)
 
     def verdict(self) -> str:
@@ -65,13 +64,12 @@ class DialedPPO(ResidualPPO):
         places = st.observations[GROUP]
         self._add_wish_rewards(obs)
         task = TaskRewards(self._task_rewards, parts.step_weights(places), places, [self._task_rewards])
-        self.method.reward(self.rollout(obs), **task.weights)
+        rollout = self.rollout(obs)
+        self.method.reward(rollout, **task.weights)
         next_values = torch.cat([st.values[1:], self.critic(self.with_places(obs)).unsqueeze(0)])
         next_values = torch.where(self._timed_out.unsqueeze(-1), st.values, next_values)  # as rsl_rl at a time limit
-        ended = st.dones.squeeze(-1) > 0
-        terminated = ended & ~self._timed_out
         gains, targets = parts.credit(
-            task, self.method.rollout_rewards.reward, st.values, next_values, terminated, ended
+            task, self.method.rollout_rewards.reward, st.values, next_values, rollout.terminated, rollout.ended
         )
         credit = parts.normalized(task, gains, targets, self)
         st.returns.copy_(targets)

@@ -256,13 +256,14 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["prior", "method", "_limit_values", "_task_rewards", "_callback"]
+        ours = ["prior", "method", "_limit_values", "_task_rewards", "_timed_out", "_callback"]
         return [*super()._excluded_save_params(), *ours]
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Store the step's rewards and limited quantities. Stable-Baselines3 calls this once a step."""
         super()._update_info_buffer(infos, dones)
         self._task_rewards[self.rollout_buffer.pos] = self._callback.locals["rewards"]
+        self._timed_out[self.rollout_buffer.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
         self._limit_values[:, self.rollout_buffer.pos] = self.read_limit_values(infos)
 
     def read_limit_values(self, infos: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -278,6 +279,7 @@ class ResidualPPO(PPO):
             self._last_obs = None  # the running episodes are over, so that Stable-Baselines3 must reset
         self._limit_values = np.zeros((len(self.steering.required_entries), self.n_steps, self.n_envs), np.float32)
         self._task_rewards = np.zeros((self.n_steps, self.n_envs), np.float32)
+        self._timed_out = np.zeros((self.n_steps, self.n_envs), bool)
         _, self._callback = found = super()._setup_learn(*args, **kwargs)
         if self._last_episode_starts.all():  # type: ignore[union-attr]
             self.method.reset_episodes()
@@ -304,13 +306,20 @@ class ResidualPPO(PPO):
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
         bootstrap = buffer.rewards.astype(np.float64) - self._task_rewards  # Stable-Baselines3 adds it at time limits
 
-        def next_states() -> Tensor:
-            return flat_observations(self.env, np.concatenate([buffer.observations[1:], self._last_obs[None]]))  # type: ignore[index]
+        def states() -> Tensor:
+            return flat_observations(self.env, np.concatenate([buffer.observations, self._last_obs[None]]))  # type: ignore[index]
 
-        observations, actions = self.prior_observations(buffer.observations), self.to_tensor(buffer.actions)
-        arrays = buffer.log_probs, self._task_rewards, ended, self._limit_values
-        log_policy, task_rewards, ends, limit_values = map(torch.from_numpy, arrays)
-        rollout = HostRollout(observations, actions, log_policy, task_rewards, ends, next_states, limit_values)
+        rollout = HostRollout(
+            self.prior_observations(buffer.observations),
+            self.to_tensor(buffer.actions),
+            torch.from_numpy(buffer.log_probs),
+            torch.from_numpy(self._task_rewards),
+            torch.from_numpy(ended),
+            torch.from_numpy(ended & ~self._timed_out),
+            states,
+            torch.from_numpy(self._limit_values),
+            self.gamma,
+        )
         return (self.method.reward(rollout).numpy() + bootstrap).astype(np.float32)
 
     def _credit(self, buffer: RolloutBuffer) -> None:

@@ -105,9 +105,9 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment whose reward includes `weight` times the familiarity of the next state to the prior."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], weight: float, density: Density) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], weight: float, density: Density, gamma: float) -> None:
         super().__init__(env)
-        self.weight, self.density = weight, density
+        self.weight, self.density, self.gamma = weight, density, gamma
         self._age = torch.zeros(1)  # steps since the start of the episode
 
     def reset(self, **options: Any) -> Any:
@@ -115,11 +115,11 @@ class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        observation, reward, *ends_and_info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         self._age += 1
         row = torch.from_numpy(flatten_observations(observation, 1))
-        price = self.weight * float(familiarity(self.density, row, self._age))
-        return observation, float(reward) + price, *ends_and_info
+        price = self.weight * float(familiarity(self.density, row, self._age, torch.tensor([terminated]), self.gamma))
+        return observation, float(reward) + price, terminated, truncated, info
 
 
 class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -138,14 +138,16 @@ class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         return np.array(observation)  # a copy, because a reset may write into the array of the last observation
 
 
-def training_env(env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> Any:
+def training_env(
+    env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None, gamma: float = 0.0
+) -> Any:
     """Return the environment that an algorithm learns from. Episode returns are the task's, without a price on states.
 
     Stable-Baselines3 would put its monitor of returns outside.
     """
     env = Monitor(TaskReward(env, objective))
     if density is not None:
-        env = StatesPrice(env, objective.states, density)
+        env = StatesPrice(env, objective.states, density, gamma)
     return PlainObservations(env)
 
 
