@@ -6,9 +6,13 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def snippets(page: str) -> list[str]:
+def fenced(text: str) -> list[str]:
     """The blocks of Python between fences."""
-    return [part.split("```")[0] for part in (DOCS / page).read_text().split("```python\n")[1:]]
+    return [part.split("```")[0] for part in text.split("```python\n")[1:]]
+
+
+def snippets(page: str) -> list[str]:
+    return fenced((DOCS / page).read_text())
 
 
 def section(page: str, title: str) -> str:

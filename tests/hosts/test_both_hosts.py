@@ -123,24 +123,34 @@ def test_what_is_saved_keeps_the_prior_and_the_place(host: Any, tmp_path: Path) 
     again.learn(1)
 
 
+ONE = {"omega": 0.3, "alpha": 0.1}
+
+
 @hosts
-def test_a_weight_that_is_named_otherwise_stays_beside_what_follows_from_it(host: Any, tmp_path: Path) -> None:
-    host(omega=0.3, alpha=None).save(tmp_path)
-    for omega, alpha in ((0.3, 0.1), (0.6, 0.2)):
-        again = host.resumed(tmp_path, PRIOR, omega=omega, alpha=None)
-        again.learn(1)
-        assert (again.method.steering.objective.omega, again.method.steering.objective.alpha) == (omega, alpha)
-
-
-def test_a_runner_says_which_weights_it_goes_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    InRslRl(omega=0.7, alpha=None, kl_budget=None).save(tmp_path)
-    again = InRslRl.resumed(tmp_path, PRIOR, omega=None, alpha=None)
-    assert again.method.steering.objective.omega == 0.7
-    assert capsys.readouterr().out.endswith("ResidualPPO: goes on with omega 0.7 and alpha 0.23\n")
+@pytest.mark.parametrize(
+    ("saved", "named", "omega", "alpha", "kl_budget"),
+    [
+        ({"omega": 0.3, "alpha": None}, {"omega": 0.3, "alpha": None}, 0.3, 0.1, None),
+        ({"omega": 0.3, "alpha": None}, {"omega": 0.6, "alpha": None}, 0.6, 0.2, None),
+        (UNNAMED | {"kl_budget": 1.0}, UNNAMED | {"kl_budget": 3.0}, None, None, 3.0),
+        (ONE, UNNAMED | {"kl_budget": 3.0}, 0.3, 0.3, 3.0),  # a first budget goes on from one number
+        (ONE, {"omega": 0.4, "alpha": 0.4, "kl_budget": 3.0}, 0.4, 0.4, 3.0),
+    ],
+)
+def test_what_is_named_otherwise_stays_beside_what_follows_from_it(
+    host: Any, saved: Any, named: Any, omega: Any, alpha: Any, kl_budget: Any, tmp_path: Path
+) -> None:
+    host(**saved).save(tmp_path)
+    again = host.resumed(tmp_path, PRIOR, **named)
+    again.learn(1)
+    method = again.method
+    assert method.steering.kl_budget == kl_budget
+    if omega is not None:
+        assert (method.curves["omega"], method.curves["alpha"]) == ([omega], [pytest.approx(alpha)])
 
 
 def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoint_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = list[Any]()
     right = measuring.run_episodes
@@ -153,7 +163,9 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     measured.clear()
     again = runners.runner(algorithm=how, resume=True)
     again.load(str(tmp_path / "model_0.pt"))
-    assert again.alg.steering.objective == first.alg.steering.objective
+    objective = again.alg.steering.objective
+    assert objective == first.alg.steering.objective
+    assert capsys.readouterr().out.endswith(f"goes on with omega {objective.omega:g} and alpha {objective.alpha:g}\n")
     again.learn(1)
     assert not measured
     runners.runner(algorithm=how, resume=True).learn(1)
@@ -178,24 +190,6 @@ def test_a_checkpoint_keeps_the_states_of_the_prior(tmp_path: Path, monkeypatch:
     again.load(str(tmp_path / "model_0.pt"))
     torch.testing.assert_close(again.alg.method.density.tensors(), first.alg.method.density.tensors())
     monkeypatch.setattr(measuring, "run_episodes", None)  # nothing is measured again
-    again.learn(1)
-
-
-@hosts
-def test_a_budget_that_is_named_otherwise_stays(host: Any, tmp_path: Path) -> None:
-    host(omega=None, alpha=None, kl_budget=1.0).save(tmp_path)
-    again = host.resumed(tmp_path, PRIOR, omega=None, alpha=None, kl_budget=3.0)
-    again.learn(1)
-    assert again.method.steering.kl_budget == 3.0
-
-
-@hosts
-@pytest.mark.parametrize(("named", "begins"), [(None, 0.3), (0.4, 0.4)])
-def test_a_first_budget_goes_on_from_one_number(host: Any, named: Any, begins: float, tmp_path: Path) -> None:
-    host(omega=0.3, alpha=0.1).save(tmp_path)
-    again = host.resumed(tmp_path, PRIOR, omega=named, alpha=named, kl_budget=3.0)
-    objective = again.method.steering.objective
-    assert (objective.omega, objective.alpha) == (begins, begins)
     again.learn(1)
 
 

@@ -1,6 +1,5 @@
 """Each usual cause of a training that broke when it was resumed, built on purpose and found."""
 
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ pytest.importorskip("stable_baselines3")
 from runners import collected, residual, runner, small_policy
 from sb3_models import envs, model, trained
 from stable_baselines3.common.vec_env import VecNormalize
+from typed_commands import answered, typed
 
-from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
 from repolicy.policies.file import SavedPolicy
@@ -32,6 +31,12 @@ def saved(path: Path, change: Change = lambda checkpoint: None) -> Path:
     change(checkpoint)
     torch.save(checkpoint, path)
     return path
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The causes that the command finds."""
+    capsys.readouterr()  # what trained says
+    return "; ".join(answered(capsys, "doctor", *map(str, words))["causes"])
 
 
 def gone_on(checkpoint: dict[str, Any]) -> None:
@@ -126,9 +131,7 @@ def test_what_is_usual_in_a_training_is_no_cause(tmp_path: Path, capsys: pytest.
         settings = "algorithm:\n  entropy_coef: 0.005\n  schedule: adaptive\n"
         (tmp_path / name / "params/agent.yaml").write_text(settings)
         saved(tmp_path / name / "model_2.pt", change)
-    capsys.readouterr()
-    main(["doctor", str(tmp_path / "now"), "--before", str(tmp_path / "before"), "--json"])
-    assert json.loads(capsys.readouterr().out)["causes"] == []
+    assert doctor(capsys, tmp_path / "now", "--before", tmp_path / "before") == ""
 
 
 @pytest.mark.parametrize(
@@ -150,10 +153,9 @@ def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: py
     of.learning_rate, of.lr_schedule = 0.1, lambda left: 0.1
     of.learn(64)
     of.save(tmp_path / "now.zip")
-    main(["doctor", str(tmp_path / "now.zip"), "--before", str(tmp_path / "before.zip"), "--json"])
-    said = json.loads(capsys.readouterr().out)["causes"]
-    assert any(sentence.startswith("the entropy bonus is on (0.02)") for sentence in said)
-    assert any(sentence.startswith("the learning rate is 0.1, and was 0.0003") for sentence in said)
+    said = doctor(capsys, tmp_path / "now.zip", "--before", tmp_path / "before.zip")
+    assert "the entropy bonus is on (0.02)" in said
+    assert "the learning rate is 0.1, and was 0.0003" in said
 
 
 def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
@@ -180,8 +182,7 @@ def test_a_checkpoint_of_another_robot_is_one_sentence(tmp_path: Path) -> None:
 def test_of_a_folder_the_newest_checkpoint_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path / "model_9.pt")
     saved(tmp_path / "model_10.pt", no_optimizer)
-    main(["doctor", str(tmp_path)])
-    assert "the optimizer's state is missing" in capsys.readouterr().err
+    assert "the optimizer's state is missing" in typed(capsys, "doctor", str(tmp_path))[2]
 
 
 def test_an_actor_s_own_optimizer_counts(tmp_path: Path) -> None:
@@ -206,21 +207,15 @@ def rollout(folder: Path) -> tuple[Path, Path]:
 
 def test_a_batch_that_another_policy_sampled_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, batch = rollout(tmp_path)
-    capsys.readouterr()
-    asked = ["doctor", str(path), "--batch", str(batch), "--json"]
-    main(asked)
-    assert "log-probabilities" not in capsys.readouterr().out
+    asked = path, "--batch", batch
+    assert "log-probabilities" not in doctor(capsys, *asked)
     (tmp_path / "params/agent.yaml").unlink()
-    main([*asked, "--file-activation", "tanh"])
-    assert "log-probabilities" not in capsys.readouterr().out
-    main(asked)
-    assert "which activation its network has" in capsys.readouterr().out
+    assert "log-probabilities" not in doctor(capsys, *asked, "--file-activation", "tanh")
+    assert "which activation its network has" in doctor(capsys, *asked)
     checkpoint = torch.load(path)
     checkpoint["actor_state_dict"]["distribution.std_param"].mul_(2.0)
     torch.save(checkpoint, path)
-    main(asked)
-    said = json.loads(capsys.readouterr().out)["causes"]
-    assert any(each.startswith("the log-probabilities of the batch are not the checkpoint's") for each in said)
+    assert "the log-probabilities of the batch are not the checkpoint's" in doctor(capsys, *asked)
 
 
 def test_a_buffer_of_stable_baselines3_has_its_observations_normalized(
@@ -238,8 +233,8 @@ def test_a_buffer_of_stable_baselines3_has_its_observations_normalized(
     arrays = {name: getattr(of.rollout_buffer, name) for name in ("observations", "actions", "log_probs")}
     for change, outcome in ((0.0, False), (0.5, True)):
         np.savez(tmp_path / "first.npz", **arrays | {"observations": arrays["observations"] + change})
-        main(["doctor", str(tmp_path / "model.zip"), "--batch", str(tmp_path / "first.npz"), "--json"])
-        assert ("log-probabilities" in capsys.readouterr().out) is outcome
+        said = doctor(capsys, tmp_path / "model.zip", "--batch", tmp_path / "first.npz")
+        assert ("log-probabilities" in said) is outcome
 
 
 @pytest.mark.parametrize(

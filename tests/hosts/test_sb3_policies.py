@@ -196,12 +196,6 @@ def test_a_save_that_fails_leaves_the_model_before(tmp_path: Path, monkeypatch: 
     assert [file.name for file in tmp_path.iterdir()] == ["model.zip"]
 
 
-def test_of_stacked_frames_the_newest_is_the_state() -> None:
-    env = VecFrameStack(envs(), 3)
-    seen = env.reset()
-    np.testing.assert_allclose(flat_observations(env, seen[None])[0], seen[:, -3:], rtol=1e-6)
-
-
 def test_frames_that_were_normalized_before_they_were_stacked_become_raw_ones() -> None:
     """RL Zoo wraps so. A stack of raw frames has zeros before an episode's first, too."""
     inside = VecNormalize(envs(), training=False)

@@ -1,26 +1,21 @@
 """The page's code does what the page says, on the real packages where they are installed."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pages import fenced, section
 
 from repolicy import Policy, load_policy
 from repolicy.hosts.prior_reward import prior_reward
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()
-
-
 def code(heading: str) -> str:
     """The first block of code under a heading."""
-    section = re.split(rf"^#+ {re.escape(heading)}$", PAGE, flags=re.MULTILINE)[1]
-    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    return found[1]
+    return fenced(section("adapters.md", heading))[0]
 
 
 def pendulum_prior() -> Policy:
