@@ -131,9 +131,7 @@ def test_what_is_wrong_is_said(reference: str, message: str) -> None:
 @pytest.mark.parametrize("content", ["raise SystemExit(3)\n", "def f(:\n"])
 def test_a_file_that_fails_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.py").write_text(content)
-    with pytest.raises(
-        UsageError, match=r"environment .*mine.py:f' cannot be imported: (\w+Error|it called sys.exit\(3\))"
-    ):
+    with pytest.raises(UsageError, match=r"mine.py:f' cannot be imported: (\w+Error|it called sys.exit\(3\))"):
         load_object(f"{tmp_path}/mine.py:f", "environment")
 
 

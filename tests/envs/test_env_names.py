@@ -93,20 +93,14 @@ def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "HalfCheetah-v4?reset_noise=1",
-            "h-v4' has no option 'reset_noise' in EnvPool; did you mean reset_noise_scale",
-        ),
+        ("HalfCheetah-v4?reset_noise=1", "has no option 'reset_noise' in EnvPool; did you mean reset_noise_scale"),
         ("Pendulum-v1?g=8", "'Pendulum-v1' has no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
         ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
         ("HalfCheetah-v4?noise", "'noise' is no option; write NAME.option=value"),
         ("Hopper-v4?a=1&b=2&a=1", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
         ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
         ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
-        *(
-            (f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs and --seed")
-            for key in RESERVED_OPTIONS
-        ),
+        *((f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs") for key in RESERVED_OPTIONS),
         ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
     ],
 )

@@ -13,6 +13,7 @@ from repolicy.hosts.prior_reward import prior_reward
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec
 
+
 def code(heading: str) -> str:
     """The first block of code under a heading."""
     return fenced(section("adapters.md", heading))[0]

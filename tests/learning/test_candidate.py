@@ -165,6 +165,7 @@ def test_an_evaluation_is_the_objective_and_its_error(
     known = replace(
         told(np.array([1.0, 3.0, 5.0]), np.full(3, 8.0)),
         basic=np.full(3, 7.0),
+        metric=np.array([0.2, 0.4, 0.9]),
         log_policy=np.full(3, -10.0),
         log_prior=np.array([10.0, 20.0, 30.0]),
     )
@@ -174,6 +175,7 @@ def test_an_evaluation_is_the_objective_and_its_error(
     metrics = made.evaluate()
     assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
     assert (metrics["evaluation_basic"], metrics["evaluation_addon"]) == pytest.approx((7.0, 3.0))
+    assert metrics["evaluation_metric"] == pytest.approx(0.5)
     assert metrics["evaluation_error"] == pytest.approx(4.0 / 3**0.5)
     assert objective_of(metrics) == pytest.approx((8.0, 4.0 / 3**0.5))
 

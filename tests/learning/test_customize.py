@@ -26,7 +26,6 @@ from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request, command_words
-from repolicy.runs.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -196,12 +195,3 @@ def test_a_policys_file_tells_where_choices_start_though_its_priors_does_not(tmp
     policy = result.at(omega=0.1) if dial else result.policy
     action, _ = policy.predict(np.zeros(1))
     assert action in (7, 8, 9)
-
-
-def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:
-    """Hopper's mean height, of the short evaluation at each segment's end."""
-    few = Settings(
-        steps=128, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=1, hidden=(4,), evaluation_episodes=1
-    )
-    result = customize("hopper", "height", residual(0.3, 0.1), tmp_path / "run", few)
-    assert 1.0 < result.last["evaluation_metric"] < 1.7

@@ -130,10 +130,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}>=0.6", "distance<=9")}
     whole, stopped = Log(), Log()
     customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "whole", settings, callbacks=[whole], **asked)
-    assert any(
-        "reward is read to tell what share of it is kept; the policy never learns from it" in each
-        for each in whole.said
-    )
+    assert any("is read to tell what share of it is kept" in each for each in whole.said)
     assert "limit effort>=0.6 is broken: the last 8 iterations have " in whole.said[-2]
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
@@ -343,14 +340,6 @@ def test_a_noisy_measurement_of_a_budget_is_averaged_with_the_last_one() -> None
     assert math.exp(held.budget_violation) == pytest.approx(0.25 * 2.5 + 0.75)
     assert moved.omega == pytest.approx(0.2 * math.exp(1.03 * held.budget_violation))
     assert moved.alpha == 0.1
-
-
-def test_a_kl_budget_moves_both_weights_alike_and_a_log_prior_budget_omega_alone() -> None:
-    weights = residual(0.2, 0.1)
-    both, alone = steered_objective(weights, 0.0, 1.0), steered_objective(weights, 0.0, 1.0, omega_alone=True)
-    assert both.omega > 0.2
-    assert both.alpha / both.omega == pytest.approx(0.5)
-    assert alone == residual(both.omega, 0.1)
 
 
 def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own() -> None:

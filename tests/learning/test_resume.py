@@ -40,11 +40,7 @@ def test_what_is_as_it_was_goes_on(asked: Request, tmp_path: Path) -> None:
     ("file", "text", "said"),
     [
         ("r.py", ADDON.replace("1.0", "1.01"), r"add-on .*r\.py:f' is not what it was when the run in .* began"),
-        (
-            "e.py",
-            f"{ENV}    def _look(self): return super()._look() + 1\n",
-            r"environment .*e\.py:Mine' is not what it",
-        ),
+        ("e.py", f"{ENV}    def _look(self): return super()._look() + 1\n", r"environment .*e\.py:Mine' is not"),
         ("e.py", f"{ENV}    def step(self, a): o, r, *x = super().step(a); return o, r + 1, *x\n", "the reward of"),
         ("e.py", f"{ENV}    def step(self, a): raise ValueError\n", r"environment .*e\.py:Mine' is not what it"),
     ],

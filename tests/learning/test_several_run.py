@@ -181,6 +181,10 @@ def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: P
     said = command_words(request, prior)
     assert said[said.index("--alpha") + 1] == "0.05..0.4"
     assert f"{QUIET}=0..2" in said
+    range_of_omega = Request("Hopper-v4", residual(Range(0.003, 3.0), 0.001, 0.0), Settings(ranks=1), ("height",))
+    said = " ".join(command_words(range_of_omega, "hopper"))
+    assert "--omega 0.003..3.0" in said
+    assert "--states 0.0" in said  # for a range has a price by default
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -315,10 +319,3 @@ def test_one_run_finds_the_optimum_for_weights_of_the_wish_that_it_was_not_told_
     found = customized(prior, f"{WISH}=0..4", residual(ALPHA, 0.15, 0.0), tmp_path / "run", settings)
     for weight in (0.0, 0.5, 1.3, 2.2, 4.0):
         assert_found(found.policy.at(weight), of_both(1.0, 0.15, weight))
-
-
-def test_the_command_line_says_the_range_again() -> None:
-    asked = Request("Hopper-v4", residual(Range(0.003, 3.0), 0.001, 0.0), Settings(ranks=1), ("height",))
-    said = " ".join(command_words(asked, "hopper"))
-    assert "--omega 0.003..3.0" in said
-    assert "--states 0.0" in said  # for a range has a price by default

@@ -87,27 +87,18 @@ class AtIteration(Log):
 
 
 def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
-    sent = (signal.SIGINT, signal.SIGTERM)
-    before = [*map(signal.getsignal, sent)]  # a shell's background jobs ignore Ctrl-C
-    for each, iteration in zip(sent, (10, 21), strict=True):
-        stop = AtIteration(iteration, lambda each=each: os.kill(os.getpid(), each))
-        stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[stop], resume=True)
-        assert (stopped.finished, stopped.steps) == (False, (iteration + 1) * SMALL.iteration_steps)
-    assert [*map(signal.getsignal, sent)] == before
-    assert small(tmp_path / "run", resume=True).finished
-    assert same(weights(whole), weights(tmp_path / "run"))
-
-
-def test_a_signal_at_the_end_of_a_segment_loses_nothing(whole: Path, tmp_path: Path) -> None:
-    for iteration, finished in ((8, False), (SMALL.iterations, True)):
-        asked = AtIteration(iteration - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-        stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[asked], resume=True)
-        assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
-        latest = RunFolder(tmp_path / "run").latest_checkpoint()
-        assert latest[1]["iteration"] == iteration  # a checkpoint, a log of all and a policy
-        assert RunFolder(tmp_path / "run").read_metrics()["iteration"][-1] == iteration
-        assert RunFolder(tmp_path / "run").last_policy.exists()
-    assert same(weights(whole), weights(tmp_path / "run"))
+    """Where a segment ends in that iteration there is a checkpoint, a log of all and a policy."""
+    before = [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))]  # a shell's background jobs ignore Ctrl-C
+    last, folder = SMALL.iterations, RunFolder(tmp_path / "run")
+    for iteration, each in ((8, signal.SIGINT), (11, signal.SIGTERM), (22, signal.SIGINT), (last, signal.SIGINT)):
+        stop = AtIteration(iteration - 1, lambda each=each: os.kill(os.getpid(), each))
+        stopped = train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, callbacks=[stop], resume=True)
+        assert (stopped.finished, stopped.steps) == (iteration == last, iteration * SMALL.iteration_steps)
+        if iteration % SMALL.checkpoint_every == 0:
+            assert folder.latest_checkpoint()[1]["iteration"] == folder.read_metrics()["iteration"][-1] == iteration
+            assert folder.last_policy.exists()
+    assert [*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))] == before
+    assert same(weights(whole), weights(folder.path))
 
 
 def test_a_full_disk_stops_the_run_and_loses_nothing(
@@ -285,9 +276,8 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: P
     assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"
 
 
-@pytest.mark.parametrize("count", [1, 2] if shares_memory() else [1])
-def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path, count: int) -> None:
-    settings = replace(SMALL, ranks=count)
+def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path) -> None:
+    settings = replace(SMALL, ranks=2 if shares_memory() else 1)
     with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
         train(tiny("Quits"), soft(0.1), tmp_path / "run", settings)
 

@@ -130,7 +130,7 @@ def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> n
 
 def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.CaptureFixture[str]) -> None:
     save_policy("mine.safetensors", optimum(), {})
-    words = ("diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"))
+    words = ("diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"), "--backend", "gymnasium")
     code, _, err = typed(capsys, *words)
     assert code == 0
     lines = err.strip().splitlines()
@@ -140,14 +140,9 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     told = json.loads(out)
     assert told["settings"]["schedule"] == "adaptive"
     assert told["command"] == lines[-1].strip()
-
-
-def test_the_command_reads_the_file_as_the_diagnosis_did(capsys: pytest.CaptureFixture[str]) -> None:
-    save_policy("mine.safetensors", optimum(), {})
-    words = ["diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"), "--backend", "gymnasium"]
-    theirs = Options(std=0.2, file_activation="elu")
+    assert told["command"].endswith(" --backend gymnasium")
+    theirs = Options(std=0.2, file_activation="elu")  # a file is read again as it was
     assert command_options(theirs, Options()) == ["--std", "0.2", "--file-activation", "elu"]
-    assert json.loads(typed(capsys, *words, "--json")[1])["command"].endswith(" --backend gymnasium")
 
 
 @pytest.mark.parametrize(
@@ -158,20 +153,15 @@ def test_the_command_reads_the_file_as_the_diagnosis_did(capsys: pytest.CaptureF
         (("nothing.zip", "--addon", "height"), "there is no file nothing.zip"),
         (("hopper", "--addon", "height", "--env", "Ant-v4"), "reads the numbers of Hopper"),
         (("hopper", "--addon", tiny("stay_near"), "--env", "Ant-v4"), "the prior takes observations of 11 numbers"),
+        (("mine.safetensors", "--env", LONG, "--addon", f"{Path(__file__)}:one"), "add-on gave 1 a step throughout"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_one_sentence(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    save_policy("mine.safetensors", optimum(), {})
     code, out, err = typed(capsys, "diagnose", *words)
     assert code in (1, 2)
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
-
-
-def test_an_add_on_that_is_always_the_same_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    save_policy("mine.safetensors", optimum(), {})
-    code, _, err = typed(capsys, "diagnose", "mine.safetensors", "--env", LONG, "--addon", f"{Path(__file__)}:one")
-    assert code == 2
-    assert "the add-on gave 1 a step throughout" in err

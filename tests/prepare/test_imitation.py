@@ -26,7 +26,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import MeanActionModule
 from repolicy.policies.file import save_policy
 from repolicy.prepare import imitation
-from repolicy.prepare.imitation import imitate
+from repolicy.prepare.imitation import Imitation, imitate
 from repolicy.priors.fitting import fit
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, open_policy, read_policy
@@ -43,6 +43,12 @@ def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is nothing to learn, or only a sign; and it is tried by few episodes."""
     monkeypatch.setattr(imitation, "fit", partial(fit, max_epochs=8))
     monkeypatch.setattr(imitation, "TRIAL_EPISODES", 2)
+
+
+def imitated(observations: Any, actions: Any, **how: Any) -> Imitation:
+    """What is made of recorded actions."""
+    np.savez("d.npz", observations=observations, actions=actions)
+    return imitate("d.npz", "p.safetensors", **{"hidden": (8,)} | how)
 
 
 def recorded(path: Path, count: int = ROWS, **other: Any) -> Path:
@@ -65,56 +71,49 @@ def test_the_likeliest_policy_is_the_one_that_was_recorded(tmp_path: Path) -> No
         assert float((policy(states).mode() + GAIN * states).abs().max()) < 0.1 * STD + 0.1
 
 
-def test_a_std_may_depend_on_the_state(tmp_path: Path) -> None:
+def test_a_std_may_depend_on_the_state() -> None:
     generator = np.random.default_rng(1)
     states = generator.uniform(-1.0, 1.0, (ROWS, 1))
     widths = 0.3 * np.exp(1.2 * states)
-    np.savez(tmp_path / "d.npz", observations=states, actions=widths * generator.normal(size=(ROWS, 1)))
-    both = [
-        imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), state_std=wanted)
-        for wanted in (False, True)
-    ]
+    actions = widths * generator.normal(size=(ROWS, 1))
+    both = [imitated(states, actions, state_std=wanted) for wanted in (False, True)]
     # log √E[σ²] − E[log σ], which is what one std for all costs
     gain = 0.5 * math.log(math.sinh(2.4) / 2.4)
     assert both[1].fit_result.held_out - both[0].fit_result.held_out == pytest.approx(gain, abs=0.1)
 
 
 @pytest.mark.parametrize("state_std", [False, True])
-def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(tmp_path: Path, state_std: bool) -> None:
+def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(state_std: bool) -> None:
     generator = np.random.default_rng(4)
     actions = 3.0 + 0.05 * generator.normal(size=(1_000, 2))
-    np.savez(tmp_path / "d.npz", observations=generator.normal(size=(1_000, 4)), actions=actions)
-    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(64, 64), state_std=state_std).policy
+    seen = generator.normal(size=(1_000, 4))
+    policy = imitated(seen, actions, hidden=(64, 64), state_std=state_std).policy
     std = policy(torch.zeros(1, 4)).log_std.exp().flatten()
     assert std.tolist() == pytest.approx([0.05, 0.05], rel=0.15)
 
 
 @pytest.mark.parametrize("state_std", [False, True])
-def test_an_action_in_hundreds_is_learned_beside_one_within_1(tmp_path: Path, state_std: bool) -> None:
+def test_an_action_in_hundreds_is_learned_beside_one_within_1(state_std: bool) -> None:
     generator = np.random.default_rng(0)
     states, units = generator.normal(size=(ROWS, 1)), torch.tensor([0.2, 200.0])
     actions = units.numpy() * (states + 0.3 * generator.normal(size=(ROWS, 2)))
-    np.savez(tmp_path / "d.npz", observations=states, actions=actions)
-    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(16,), state_std=state_std).policy
+    policy = imitated(states, actions, hidden=(16,), state_std=state_std).policy
     likeliest = policy(torch.tensor([[-1.0], [1.0]]))
     np.testing.assert_allclose(likeliest.mean / units, [[-1.0, -1.0], [1.0, 1.0]], atol=0.1)
     np.testing.assert_allclose(likeliest.log_std.exp().expand(2, 2) / units, 0.3, rtol=0.1)
 
 
-def test_actions_that_tell_no_width_are_noticed(tmp_path: Path) -> None:
-    states = np.random.default_rng(5).normal(size=(120, 2))
-    np.savez(tmp_path / "d.npz", observations=states, actions=np.full((120, 1), 0.3))
+def test_actions_that_tell_no_width_are_noticed() -> None:
     said = list[str]()
-    imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), say=said.append)
+    imitated(np.random.default_rng(5).normal(size=(120, 2)), np.full((120, 1), 0.3), say=said.append)
     assert "the std is at its lower bound" in said[-1]
 
 
-def test_choices_are_imitated_with_their_frequencies(tmp_path: Path) -> None:
+def test_choices_are_imitated_with_their_frequencies() -> None:
     generator = np.random.default_rng(2)
     states = generator.integers(0, 2, (ROWS, 1))
     actions = np.where(generator.random((ROWS, 1)) < 0.8, states, 2)
-    np.savez(tmp_path / "d.npz", observations=states.astype(float), actions=actions)
-    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,)).policy
+    policy = imitated(states.astype(float), actions).policy
     chances = policy.log_prob(torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([[0], [1], [2]])).exp()
     assert chances.tolist() == pytest.approx([0.8, 0.8, 0.2], abs=0.05)
 
@@ -132,25 +131,22 @@ def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_briefly")
-def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
+def test_the_part_of_a_dict_that_was_recorded_is_found() -> None:
     generator = np.random.default_rng(6)
-    np.savez(tmp_path / "d.npz", observations=generator.normal(size=(120, 2)), actions=generator.normal(size=(120, 1)))
-    found = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), env=tiny("Groups"))
+    found = imitated(generator.normal(size=(120, 2)), generator.normal(size=(120, 1)), env=tiny("Groups"))
     assert found.env == f"{tiny('Groups')}?observe=state"
     assert read_policy(found.file).card["request"] == {"env": found.env}
 
 
 @pytest.mark.usefixtures("_briefly")
 @pytest.mark.parametrize("actions", ["choice", "choices", "table"])
-def test_choices_are_the_environments_own_wherever_it_begins_to_count(actions: str, tmp_path: Path) -> None:
+def test_choices_are_the_environments_own_wherever_it_begins_to_count(actions: str) -> None:
     states = np.linspace(-1.0, 1.0, 200, dtype=np.float32)[:, None]
     space = ACTIONS[actions]
     least, steps = np.ravel(space.start), {"choice": [1], "choices": [1, 2], "table": [0, 0, 0, 0]}[actions]
     taken = least + (states > 0) * np.array(steps)
-    np.savez(tmp_path / "d.npz", observations=states, actions=taken)
     said: list[str] = []
-    env = f"{tiny('Told')}?actions={actions}"
-    found = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), env=env, say=said.append)
+    found = imitated(states, taken, env=f"{tiny('Told')}?actions={actions}", say=said.append)
     assert np.array_equal(found.policy.predict(states)[0].reshape(taken.shape)[[0, -1]], taken[[0, -1]])
     assert said[0] == f"choices are read as the environment counts them, from {', '.join(map(str, least))}"
 
@@ -300,10 +296,7 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": np.array([Runs()] * 200, object), "actions": DONE}, "pickled objects, which are not run"),
     ],
 )
-def test_bad_data_is_one_sentence(
-    arrays: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_bad_data_is_one_sentence(arrays: dict[str, Any], sentence: str) -> None:
     np.savez("d.npz", **arrays)
     with pytest.raises(FileError) as found:
         read_demonstrations("d.npz")
@@ -311,8 +304,7 @@ def test_bad_data_is_one_sentence(
     assert not Path("ran").exists()
 
 
-def test_files_that_are_no_npz_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_that_are_no_npz_are_one_sentence() -> None:
     np.save("one.npy", SEEN)
     Path("one.npy").rename("one.npz")
     Path("pickle.npz").write_bytes(pickle.dumps(Runs()))
@@ -378,9 +370,7 @@ def test_a_name_that_no_policy_has_is_refused_before_the_fit(tmp_path: Path, mon
 def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> None:
     data = Demonstrations("d", torch.zeros(200, 1), torch.full((200, 1), 5), torch.zeros(200, dtype=torch.bool))
     env = tiny("Told") + "?actions=choice"
-    with pytest.raises(
-        UsageError, match=r"choices from \[5\] to \[5\], and '.*Told.*choice' takes \[7\] to \[9\]: record"
-    ):
+    with pytest.raises(UsageError, match=r"choices from \[5\] to \[5\], and .*choice' takes \[7\] to \[9\]: record"):
         imitate(data, tmp_path / "p.safetensors", env=env)
     with pytest.raises(UsageError, match=r"has choices from \[-5\] to \[-5\], and without --env they count from 0"):
         imitate(replace(data, actions=-data.actions), tmp_path / "p.safetensors")

@@ -170,9 +170,7 @@ def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.M
 def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
     prior = prior_in(tmp_path / "prior.safetensors")
     with pytest.raises(UsageError, match="episodes end after 5 steps on average, too soon to learn its states"):
-        customize(
-            prior, tiny("stay_near"), residual(0.1, 0.1, states=0.5), tmp_path / "run", SETTINGS, env=tiny("Mortal")
-        )
+        customize(prior, tiny("stay_near"), residual(0.1, 0.1, 0.5), tmp_path / "run", SETTINGS, env=tiny("Mortal"))
 
 
 def test_states_of_too_many_numbers_are_refused() -> None:
@@ -218,13 +216,7 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_every_step_is_counted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    init: str,
-    evaluated: int,
-    price: float,
-    keep: float | None,
-    limits: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, evaluated: int, price: float, keep: Any, limits: Any
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
     taken, step = [], GymnasiumEnvs.step
@@ -234,6 +226,7 @@ def test_every_step_is_counted(
         return step(self, actions)
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
+    monkeypatch.setattr("repolicy.prepare.cloning.FIT_EPOCHS", 1)  # which take no steps of the environment
     monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
     monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 300)
     settings = Settings(
@@ -247,9 +240,8 @@ def test_every_step_is_counted(
         callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
-    total, *compared = [
-        int(number.replace(",", "")) for number in re.findall(r"^[\d,]+|[\d,]+(?= to compare)", sentence)
-    ]
+    numbers = re.findall(r"^[\d,]+|[\d,]+(?= to compare)", sentence)
+    total, *compared = [int(number.replace(",", "")) for number in numbers]
     assert compared == ([2 * 4 * 2 * 300] if evaluated and not (keep or limits) else [])
     assert total - sum(taken) in (0, *compared)  # it is done where an earlier policy seems better
     assert "256 to train" in sentence

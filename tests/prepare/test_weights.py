@@ -51,6 +51,9 @@ def prior(**card: Any) -> SavedPolicy:
     return SavedPolicy(Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,))), None, card)
 
 
+WORTH = {"value": 0.25, "error": 0.01, "episodes": 32}
+
+
 def told(alpha: float) -> dict[str, Any]:
     return {"objective": {"alpha": alpha}}
 
@@ -108,19 +111,18 @@ def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
 
 
 def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget() -> None:
-    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
-    found = decide(residual(), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
+    found = decide(residual(), prior(request=told(0.7), nat_worth=WORTH), ENV, (), FEW)
     assert found.objective == residual(0.25, 0.7)
     assert "omega is 0.25, what a nat of the prior is worth" in found.notes[0]
-    known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
+    known = prior(request=told(0.7), nat_worth=WORTH, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
         found = decide(residual(states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
     assert decide(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
     for omega in (None, "auto"):  # a share to keep moves omega in either case, and leaves the price on states
         assert decide(residual(omega), known, ENV, (), replace(FEW, keep=0.9)).objective == residual(0.25, 0.7, 0.25)
-    unknown = worth | {"error": 0.2}
-    for asked, card in ((residual(), {"nat_worth": unknown}), (residual("auto"), {"nat_worth": worth})):
+    unknown = WORTH | {"error": 0.2}
+    for asked, card in ((residual(), {"nat_worth": unknown}), (residual("auto"), {"nat_worth": WORTH})):
         held = decide(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), DEFAULT_KL_BUDGET)
         *why, held_by = held.notes
@@ -131,13 +133,12 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
 
 def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
     """Else its low end stands still, as the paper's omega does with a heavy wish."""
-    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
-    known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
+    known = prior(request=told(0.7), nat_worth=WORTH, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
         found = decide(residual(Range(0.1, 3.0), states=states), known, ENV, (), FEW)
         assert found.objective == residual(Range(0.1, 3.0), 0.7, expected)
         assert [note.split(",")[0] for note in found.notes] == ["states is 0.25"] * (states is None)
-    unknown = prior(request=told(0.7), nat_worth=worth | {"error": 0.2})
+    unknown = prior(request=told(0.7), nat_worth=WORTH | {"error": 0.2})
     found = decide(residual(Range(0.1, 3.0)), unknown, f"{HERE}Indifferent", (), FEW)
     assert found.objective == residual(Range(0.1, 3.0), 0.7, 0.0)
     assert [note.split(",")[1] for note in found.notes] == [" so new states have no price; --states names one"]
@@ -200,9 +201,8 @@ def test_half_of_a_wish_is_the_same_as_a_wish_of_half() -> None:
 
 
 def test_a_card_tells_in_which_reward_it_was_measured() -> None:
-    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     for addons, reward in (([], "the environment's reward"), (["height"], "the reward that it was trained with")):
-        saved = prior(request=told(0.7) | {"addons": addons}, nat_worth=worth)
+        saved = prior(request=told(0.7) | {"addons": addons}, nat_worth=WORTH)
         assert f"worth of {reward}, and" in decide(residual(), saved, ENV, (), FEW).notes[0]
 
 

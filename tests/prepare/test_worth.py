@@ -42,9 +42,7 @@ LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[ReturnsAndNats, ReturnsAndNats]:
     """Episodes with the same nats each, half of them the mode's."""
-    return ReturnsAndNats(by_mean, np.full(len(by_mean), nats / 2)), ReturnsAndNats(
-        sampled, np.full(len(sampled), nats / 2)
-    )
+    return tuple(ReturnsAndNats(each, np.full(len(each), nats / 2)) for each in (by_mean, sampled))
 
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
@@ -71,9 +69,8 @@ def test_the_error_is_that_of_the_ratio() -> None:
         assert np.mean([each.value for each in many]) == pytest.approx(mean, rel=0.02)
         assert np.std([each.value for each in many]) == pytest.approx(np.mean([each.error for each in many]), rel=0.1)
 
-    nats = np.arange(
-        8.0
-    )  # a return that is a number plus α times the nats leaves no error, whichever episodes are seen
+    # A return that is a number plus α times the nats leaves no error, whichever episodes are seen.
+    nats = np.arange(8.0)
     exact = worth_of(ReturnsAndNats(3.0 + 2.0 * nats, nats), ReturnsAndNats(3.0 - 2.0 * nats, nats))
     assert (exact.value, exact.error) == pytest.approx((2.0, 0.0), abs=1e-12)
 

@@ -252,11 +252,6 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert not (tmp_path / "out").exists()
 
 
-def test_a_policy_alone_names_no_environment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not say which environment it is for; give env="):
-        customize(wild_prior(), residual(1.0, 0.5), tmp_path / "out")
-
-
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from stable_baselines3 import DQN
 
@@ -333,6 +328,9 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
         ("needs a prior: use customize", lambda: train(WALK, RESIDUAL, out)),
         ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
         ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),
+        ("does not say which environment it is for; give env=", lambda: customize(wild_prior(), RESIDUAL, out)),
+        ("name your own with --addon (in Python, addon=...)",
+         lambda: customize(saved, RESIDUAL, out, replace(QUICK, hidden=(8, 8)), env=f"{__file__}:Silent")),
         ("the first gradient step comes after 151 steps, so nothing would be learned in 150",
          lambda: train(WALK, full(0.5), out, replace(QUICK, steps=150, warmup=150))),
         ("the first gradient step comes after 151 steps, so nothing would be learned in 150",
@@ -346,13 +344,3 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=re.escape(sentence)):
             call()
     assert not out.exists()
-
-
-def test_where_nobody_tells_an_add_on_it_says_how_to_name_one(tmp_path: Path) -> None:
-    save_policy(tmp_path / "prior.safetensors", wild_prior(), {})
-    settings = replace(QUICK, hidden=(8, 8))
-    with pytest.raises(
-        UsageError, match=r"no add-on of its own, .* name your own with --addon \(in Python, addon=...\)"
-    ):
-        customize(tmp_path / "prior.safetensors", RESIDUAL, tmp_path / "out", settings, env=f"{__file__}:Silent")
-    assert not (tmp_path / "out").exists()  # so that the same folder can be named again
