@@ -26,7 +26,6 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import weights
-from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
@@ -198,12 +197,6 @@ def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.Capture
         in said
     )
     assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near", "--trust")
-
-
-def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    scored = answered(capsys, "evaluate", "hopper", "--episodes", "1", "--backend", "gymnasium")
-    assert scored["file"] == "evaluation-hopper-mean-gymnasium.json"
-    assert Path(scored["file"]).exists()
 
 
 @pytest.mark.parametrize("name", ["addons", "doctor"])

@@ -271,8 +271,6 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
         ("--at omega=0.3 --at quiet=x", "must be a number or NAME=NUMBER"),
         ("--at omega=0 --at quiet=1", "omega is 0.0; it must be a number above 0"),
         ("--at omega=0.3 --at quiet=1 --how weights", "there is nothing to mix"),
-        ("--beside sweep", "a range of omega and no other dial"),
-        ("--at omega=0.3 --at quiet=1 --beside sweep", "--beside is for the report"),
         ("--at omega=0.3 --at quiet=1 --episodes 10", "--env, --addon and --episodes are for the report"),
     ],
 )

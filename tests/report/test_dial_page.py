@@ -10,7 +10,6 @@ from several import FAST, QUIET
 from typed_commands import answered, refused
 
 from repolicy.cli import main as cli
-from repolicy.errors import FileError, UsageError
 from repolicy.many import positions
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
@@ -19,7 +18,6 @@ from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
-from repolicy.report.dial_page import read_sweep_points
 
 
 def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
@@ -52,48 +50,18 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(
     assert read_card(tmp_path / "kept.safetensors")["dial"]["values"] == {"omega": 0.7}
 
 
-def test_the_page_has_every_position_and_the_points_beside_it(
+def test_the_page_has_every_position(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
-    means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
-    silent = {"summary": {"basic_reward": {"mean": None}, "addon_reward": {"mean": -2.0}}}  # of its old reward
-    request = {key: read_card(file)["request"][key] for key in ("env", "addons")}
-    points = [{"omega": 0.3, "kl": 0.5, "mean_action": means}, {"omega": 0.4, "kl": 0.5, "mean_action": silent}]
-    sweep = {"request": request, "points": points}
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-    words = ["--episodes", "2", "--beside", str(tmp_path), "--out", str(tmp_path / "dial"), "--trust"]
-    found = answered(capsys, "dial", str(file), *words)
+    found = answered(capsys, "dial", str(file), "--episodes", "2", "--out", str(tmp_path / "dial"), "--trust")
     places = [position["at"] for position in found["positions"]]
     assert places == Dial("omega", 0.01, 1.0).spread(11)
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
     assert html.count('data-shown="10"') == 4  # verdict, film, table, command
     assert f"--at {places[7]:g}" in html
-    assert "trained alone, ω′ 0.3" in html
-    assert "trained alone, ω′ 0.4" not in html
     assert "http" not in html.replace("http://www.w3.org", "")
-
-
-def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
-    for content in ("[]", '{"points": [{"omega": "a"}]}', "no json"):
-        (tmp_path / "sweep.json").write_text(content)
-        with pytest.raises(FileError):
-            read_sweep_points(tmp_path, "InvertedPendulum-v4", [])
-    other = {"request": {"env": "Hopper-v4", "addons": ["height"]}, "points": []}
-    (tmp_path / "sweep.json").write_text(json.dumps(other))
-    with pytest.raises(UsageError, match="is a sweep of height in Hopper-v4, and the dial is of height=2 in Hopper-v4"):
-        read_sweep_points(tmp_path, "Hopper-v4", ["height=2"])
-
-
-def test_points_through_noise_are_those_of_sampled_noise_as_the_drawing(tmp_path: Path) -> None:
-    env = "Hopper-v4?decoder=flow.onnx&noise=2&chunk=1"
-    mean, sampled = ({"summary": {"addon_reward": {"mean": mean}}} for mean in (1.0, 2.0))
-    points = [{"omega": 0.3, "kl": 0.5, "mean_action": mean, "sampled_action": sampled}]
-    for name, addon in (("Hopper-v4", 1.0), (env, 2.0)):
-        sweep = {"request": {"env": name, "addons": ["height"]}, "points": points}
-        (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-        assert read_sweep_points(tmp_path, name, ["height"]) == ((0.3, None, 0.5, addon),)
 
 
 # Several dials --------------------------------------------------------------------------------------------------------

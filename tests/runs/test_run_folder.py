@@ -53,10 +53,6 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert kept == ["1 copy.safetensors", "1000000.safetensors", "1000001.safetensors"]
 
 
-def test_there_may_be_none_yet(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "run").latest_checkpoint() is None
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     folder = with_segments(tmp_path, 3)
     newest = tmp_path / "run" / "checkpoints" / "000003.safetensors"

@@ -31,8 +31,6 @@ class Dial(Command):
     how: Literal["mixture", "weights"] | None = None
     """mixture (the default): mix the two distributions, prior^(1−t) · customized^t; weights: interpolate the numbers in
     the two networks. Not for a run with a range."""
-    beside: Path | None = None
-    """The folder of a sweep, whose points the report shows beside those of a run with a range of omega."""
     out: Path | None = None
     """The file of the position, or the folder of the report; by default beside the policy."""
     env: str | None = None
@@ -55,8 +53,6 @@ class Dial(Command):
         policy = DialedPolicy(path, saved, self.how or "mixture")
         if policy.dials and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
-        if self.beside is not None and (self.at or [dial.name for dial in policy.dials] != ["omega"]):
-            raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
         if self.at and (self.env or self.addon or self.episodes is not None):
             raise UsageError("--env, --addon and --episodes are for the report; with --at nothing is evaluated")
         return self._save_position(policy) if self.at else self._report(policy)
@@ -80,7 +76,7 @@ class Dial(Command):
         from repolicy.files import check_writable
         from repolicy.many.positions import as_dict, evaluate_positions
         from repolicy.priors import output_folder
-        from repolicy.report.dial_page import read_sweep_points, write_dial_report
+        from repolicy.report.dial_page import write_dial_report
 
         path, saved = policy.path, policy.saved
         env = self.env or env_from_card(saved.card, path, self.trust)
@@ -88,7 +84,6 @@ class Dial(Command):
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
-        sweep_points = read_sweep_points(self.beside, env, addons) if self.beside else ()
         out = self.out or output_folder(path) / f"{path.stem}-dial"
         check_writable(out / "report.html")  # before the evaluation, which would be lost
         if (out / "report.html").exists() and not (out / "dial.json").exists():
@@ -100,7 +95,7 @@ class Dial(Command):
                 lambda done: status.update(f"{env}: {done} of {len(policy.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(policy, swept, addons, sweep_points, terminal.say)
+            report = write_dial_report(policy, swept, addons, terminal.say)
         title = " and ".join(map(str, policy.dials))
         title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
         if swept.is_curve:

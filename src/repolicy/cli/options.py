@@ -33,11 +33,7 @@ class Positional(NamedTuple):
     metavar: str
 
 
-class Repeatable(NamedTuple):
-    """Marks a field whose option can be repeated, with one value each time."""
-
-
-Repeated = Annotated[tuple[str, ...], Repeatable()]
+Repeated = Annotated[tuple[str, ...], "repeated"]  # an option that can be repeated, with one value each time
 SettingsDefaults = tuple[str, list[Any]]  # what the defaults of a command's settings depend on, and examples of them
 
 
@@ -217,7 +213,7 @@ def _options(cls: type, path: tuple[str, ...], examples: list[Any], defaults: Se
             field_path, hint, cls,
             _default_text(values[0]) if all_equal else f"(default: depends on {dependency})", metavar,
             is_on=hint is bool and values[0] is True, may_be_none=None in extras,
-            is_repeatable=any(isinstance(extra, Repeatable) for extra in extras),
+            is_repeatable="repeated" in extras,
         )  # fmt: skip
 
 

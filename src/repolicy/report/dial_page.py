@@ -5,47 +5,18 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.envs import parse_env_name
-from repolicy.errors import UsageError
-from repolicy.files import check_shape, read_json, write_json
+from repolicy.files import write_json
 from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, exact_text, meaning
-from repolicy.many.sweep_folder import SweepFolder
 from repolicy.many.tradeoff import SweepResult
 from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
 from repolicy.report.pieces import films_for_page
-from repolicy.report.sweep_page import Beside
 from repolicy.text import Say, capitalize
 
 METHOD_WORDS = {
     "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
     "weights": "the networks' numbers, taken between their values before and after",
 }
-
-
-def read_sweep_points(sweep: Path, env: str, addons: Sequence[str]) -> tuple[Beside, ...]:
-    """Read the points of a sweep from its folder, without those that have no add-on reward.
-
-    Raises UsageError if the sweep has another environment or add-on.
-    """
-    path = SweepFolder(sweep).content
-    content = read_json(path)
-    action = "mean_action" if parse_env_name(env).is_judged_by_mean else "sampled_action"
-    point_shape = {"omega": float, "kl": float, action: {"summary": {str: {}}}}
-    check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point_shape]}, str(path))
-    swept = content["request"]
-    if (swept["env"], swept["addons"]) != (env, list(addons)):
-        raise UsageError(
-            f"{sweep} is a sweep of {' + '.join(swept['addons'])} in {swept['env']}, and the dial is of "
-            f"{' + '.join(addons)} in {env}: their points do not belong into one chart"
-        )
-    points = []
-    for point in content["points"]:
-        means = {name: each.get("mean") for name, each in point[action]["summary"].items()}
-        known = {name: float(value) for name, value in means.items() if isinstance(value, int | float)}
-        if "addon_reward" in known:
-            points.append(Beside(point["omega"], known.get("basic_reward"), point["kl"], known["addon_reward"]))
-    return tuple(points)
 
 
 def _film_positions(dialed: DialedPolicy, env: str, say: Say) -> tuple[list[bytes], str]:
@@ -58,7 +29,7 @@ def _film_positions(dialed: DialedPolicy, env: str, say: Say) -> tuple[list[byte
         return films_for_page([Shot(str(files[0]), env, role="prior"), *shots], say)
 
 
-def _lead(dialed: DialedPolicy, swept: SweepResult, sweep_points: Sequence[Beside]) -> str:
+def _lead(dialed: DialedPolicy, swept: SweepResult) -> str:
     """Return the lead of the page: what was turned or trained, and the verdict."""
     file, verdict = escape(str(dialed.path)), f"{escape(capitalize(swept.verdict))}."
     if not dialed.dials:
@@ -66,12 +37,7 @@ def _lead(dialed: DialedPolicy, swept: SweepResult, sweep_points: Sequence[Besid
         return f"Between the prior (t = 0) and {file} (t = 1): {words}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dialed.dials)
     inputs = f"{weights}, as an input" if len(dialed.dials) == 1 else f"{weights} as inputs"
-    sentences = [f"{file}: one run trained a policy that takes {inputs}."]
-    if sweep_points:
-        sentences.append(f"Beside it, in grey: {len(sweep_points)} points of a sweep, each trained for itself.")
-    if swept.is_curve:
-        sentences.append(verdict)
-    return " ".join(sentences)
+    return f"{file}: one run trained a policy that takes {inputs}. {verdict if swept.is_curve else ''}"
 
 
 def _sliders(dialed: DialedPolicy, swept: SweepResult) -> list[str]:
@@ -88,17 +54,10 @@ def _sliders(dialed: DialedPolicy, swept: SweepResult) -> list[str]:
     return sliders
 
 
-def write_dial_report(
-    dialed: DialedPolicy,
-    swept: SweepResult,
-    addons: Sequence[str],
-    sweep_points: Sequence[Beside],
-    say: Say,
-) -> Path:
+def write_dial_report(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str], say: Say) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the folder of the evaluated positions.
 
-    `addons` have the ranges of weights that `swept` is without. `sweep_points`, each trained by itself, are shown
-    beside those of the dial.
+    `addons` have the ranges of weights that `swept` is without.
     """
     env, out = swept.request["env"], swept.folder
     films, complaint = _film_positions(dialed, env, say)
@@ -119,11 +78,11 @@ def write_dial_report(
         page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
     ]
     if swept.is_curve:
-        chart = sweep_page.tradeoff_chart(swept, sweep_points)
+        chart = sweep_page.tradeoff_chart(swept)
         parts.append(page.section("The trade-off", chart, note=sweep_page.tradeoff_note(swept)))
     note = sweep_page.points_note(swept)
     if dialed_addons:
         note += f" In the add-on reward the weight of {escape(' and of '.join(dialed_addons))} is 1 at every position."
     parts.append(page.section("Every position", sweep_page.points_table(swept), note=note))
     title = f"{env} with {' + '.join(addons)}: the {word}"
-    return page.write(out / "report.html", title, _lead(dialed, swept, sweep_points), parts, sweep_page.SCRIPT)
+    return page.write(out / "report.html", title, _lead(dialed, swept), parts, sweep_page.SCRIPT)

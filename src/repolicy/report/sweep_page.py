@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 from repolicy.evaluation import ACTIONS, Column, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
@@ -144,30 +143,16 @@ def tradeoff_note(swept: SweepResult) -> str:
     )
 
 
-class Beside(NamedTuple):
-    """A point of another sweep, which a dial's trade-off chart shows for comparison."""
-
-    omega: float
-    basic: float | None
-    kl: float
-    addon: float
-
-
-def tradeoff_chart(swept: SweepResult, others: Sequence[Beside] = ()) -> str:
-    """Return a chart of all points: horizontal what a point keeps, vertical what it gains, with error bars.
-
-    `others` are points of another sweep, drawn in grey.
-    """
+def tradeoff_chart(swept: SweepResult) -> str:
+    """Return a chart of all points: horizontal what a point keeps, vertical what it gains, with error bars."""
     points = [swept.prior, *swept.points]
     names = ["prior", *(swept.name(point) for point in swept.points)]
     costs = [_mean_and_bar(point, swept.cost_name) for point in points]
     gains = [_mean_and_bar(point, "addon_reward") for point in points]
-    other_costs = [(other, other.basic if swept.has_basic_reward else other.kl) for other in others]
-    grey = [(other.omega, x, other.addon) for other, x in other_costs if x is not None]
 
     # The axes, which must hold all error bars.
-    xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in grey]
-    ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in grey]
+    xs = [end for x, bar in costs for end in (x - bar, x + bar)]
+    ys = [end for y, bar in gains for end in (y - bar, y + bar)]
     axes = charts.Axes(xs, ys, 400, 300)
     action = ACTIONS[swept.prior.main_evaluation.action]
     a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # "a step" or "a decision"
@@ -177,9 +162,6 @@ def tradeoff_chart(swept: SweepResult, others: Sequence[Beside] = ()) -> str:
     content += axes.frame()
 
     # The points, and the path from one to the next. The prior is the position t = 0, and the limit of a large ω′.
-    for omega, x, y in grey:
-        tip = f"trained alone, {swept.symbol} {omega:g}: {charts.format_value(x)}, {charts.format_value(y)}"
-        content += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
     places = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in zip(costs, gains, strict=True)]
     path = {"t": places, "ω′": [*places[1:], places[0]]}.get(swept.symbol, places[1:])
     content += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in path)}"/>'
