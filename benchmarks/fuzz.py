@@ -186,7 +186,7 @@ TARGETS = {  # by the file that is damaged, commands that read it
         "inspect policy.safetensors", "inspect policy.safetensors --json", "evaluate policy.safetensors",
         "render policy.safetensors", "dial policy.safetensors", "dial policy.safetensors --at 0.5",
         "diagnose policy.safetensors --addon height", "push policy.safetensors hf://a/b",
-        "export policy.safetensors --format torchscript", f"customize policy.safetensors {WISH}",
+        "export policy.safetensors --out policy.pt", f"customize policy.safetensors {WISH}",
         f"sweep policy.safetensors {WISH}", "rql customize policy.safetensors --omega 0.1",
     ],
     "run/run.json": ["inspect run", "evaluate run", f"customize run {WISH}", AGAIN],

@@ -26,7 +26,7 @@ LINES = [
     "evaluate hopper --episodes 1 --addon height --sampled --seed 3 --out e.json",
     "evaluate run --env Pendulum-v1 --backend gymnasium",
     "render hopper --seconds 1 --width 64 --out x.gif",
-    "export policy.safetensors --format torchscript --out x.pt",
+    "export policy.safetensors --out x.pt",
     "inspect run", "inspect policy.safetensors --json", "addons --json", "bench Pendulum-v1 --slices 1", "doctor",
     "rql train cartpole --steps 10 --out new",
     "rql customize policy.safetensors --omega 1 --alpha 1 --addon height --out new",

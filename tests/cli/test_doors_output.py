@@ -120,7 +120,7 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
     Path("theirs.gif").symlink_to("ours.safetensors")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     for words, told in (
-        ("export theirs.pt --format torchscript", "theirs.pt is the policy itself"),
+        ("export theirs.pt --out theirs.pt", "theirs.pt is the policy itself"),
         ("evaluate ours.safetensors --out ours.safetensors", "ours.safetensors is the policy itself"),
         ("evaluate ours.safetensors --out theirs.pt", "does not end in .json"),
         ("evaluate ours.safetensors --out run.json", "run.json belongs to a run"),

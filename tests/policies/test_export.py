@@ -128,24 +128,17 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         export(experienced("gaussian"), tmp_path / "policy.onnx", "onnx")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 def test_a_files_name_says_its_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "onnx_graph", quick_graph)
     save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})
-    words = ["export", str(tmp_path / "cat.safetensors"), "--out"]
-    for name, format in (("cat.pt", "torchscript"), ("cat", "onnx")):
-        cli.main([*words, str(tmp_path / name), "--json"])
-        assert json.loads(capsys.readouterr().out)["format"] == format
-    assert "and --format is onnx" in failed(capsys, *words, tmp_path / "dog.pt", "--format", "onnx")
-    assert "dog.pth does not end in .onnx or .pt" in failed(capsys, *words, tmp_path / "dog.pth")
-    cli.main([*words, str(tmp_path / "cat.pth"), "--format", "torchscript", "--json"])
-    assert not list(tmp_path.glob("dog*"))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
-def test_the_command_writes_beside_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})
-    cli.main(["export", str(tmp_path / "cat.safetensors"), "--format", "torchscript", "--json"])
-    assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "cat.pt")
+    words = ["export", str(tmp_path / "cat.safetensors")]
+    for out, format in ((["--out", str(tmp_path / "cat.pt")], "torchscript"), ([], "onnx")):
+        cli.main([*words, *out, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert (found["format"], Path(found["file"]).parent) == (format, tmp_path)  # by default beside the policy
     assert torch.jit.load(tmp_path / "cat.pt")(torch.zeros(3, 5)).shape == (3, 2)
+    assert "dog.pth does not end in .onnx or .pt" in failed(capsys, *words, "--out", tmp_path / "dog.pth")
+    assert not list(tmp_path.glob("dog*"))

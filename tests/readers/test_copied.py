@@ -161,7 +161,7 @@ def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.
     main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1", "--backend", "gymnasium",
           "--out", str(tmp_path / "episodes.json")])  # fmt: skip
     assert "elu, is assumed" in capsys.readouterr().err
-    main(["export", str(path), "--format", "torchscript", "--out", str(tmp_path / "out.pt")])
+    main(["export", str(path), "--out", str(tmp_path / "out.pt")])
     obs = torch.randn(5, 3)
     torch.testing.assert_close(torch.jit.load(tmp_path / "out.pt")(obs), actor(obs).detach(), rtol=1e-5, atol=1e-6)
     words = ["customize", path, "--addon", "height", "--omega", "1", "--alpha", "1"]

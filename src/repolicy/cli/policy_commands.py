@@ -139,16 +139,14 @@ class Export(OpensPolicy):
 
     The file describes its inputs and outputs; repolicy inspect shows them.
 
-    Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
+    Example: repolicy export runs/cheetah --out cheetah.onnx
     """
 
     policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
-    format: Literal["onnx", "torchscript"] | None = None
-    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default the
-    format of --out, which ends in .onnx or .pt, else onnx."""
     out: Path | None = None
-    """The file to write; by default beside the policy, or here if it is shipped or another library's."""
+    """The file to write: .onnx, for ONNX Runtime and whatever reads ONNX; or .pt, TorchScript for C++ programs with
+    libtorch. By default an .onnx beside the policy, or here if it is shipped or another library's."""
     env: str | None = None
     """Environment whose names and control period the file gets; by default the policy's own, unless that is code."""
     trust: bool = False
@@ -158,19 +156,16 @@ class Export(OpensPolicy):
         from repolicy.addons import env_from_card
         from repolicy.cli.environment_info import environment_info
         from repolicy.envs import match_observation, parse_env_name
-        from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
+        from repolicy.policies import FORMAT_BY_SUFFIX, ConditionedPolicy
         from repolicy.policies.export import export
         from repolicy.priors import export_composed, find_decoder_file, find_policy, read_policy
 
         warn_of_unfinished(self.policy)
-        say, suffix = Terminal().say, "" if self.out is None else self.out.suffix.lower()
-        path, suffix_format = find_policy(self.policy), FORMAT_BY_SUFFIX.get(suffix)
-        format = self.format or suffix_format or "onnx"
-        if suffix and not (suffix_format or self.format):
-            raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
-        if suffix_format not in (None, format):
-            raise UsageError(f"--out {self.out} is the name of a file in {suffix_format}, and --format is {format}")
-        out = _output_file(self.out, path, SUFFIXES[format])
+        say, path = Terminal().say, find_policy(self.policy)
+        suffix = ".onnx" if self.out is None else self.out.suffix.lower()
+        if suffix not in FORMAT_BY_SUFFIX:
+            raise UsageError(f"--out {self.out} does not end in .onnx or .pt")
+        format, out = FORMAT_BY_SUFFIX[suffix], _output_file(self.out, path, suffix)
         saved = read_policy(path, self.reading)
         decoder = parse_env_name(self.env or saved.card.get("request", {}).get("env", "")).decoder
         if format == "onnx" and decoder is not None and str(decoder.decoder).endswith(".onnx"):

@@ -10,7 +10,7 @@ from repolicy.policies.distributions import (
     SquashedGaussian,
     log_tanh_slope,
 )
-from repolicy.policies.export import FORMAT_BY_SUFFIX, SUFFIXES, TOLERANCE
+from repolicy.policies.export import FORMAT_BY_SUFFIX, TOLERANCE
 from repolicy.policies.families import FAMILIES, STDS, bound_raw_std
 from repolicy.policies.file import (
     OBJECTIVE_SHAPE,

@@ -161,7 +161,7 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"--format onnx needs the package {error.name}: pip install 'repolicy[onnx]'") from None
+        raise UsageError(f"an ONNX graph needs the package {error.name}: pip install 'repolicy[onnx]'") from None
     names, batch = list(inspect.signature(module.forward).parameters), torch.export.Dim("batch")
     named: dict[str, Any] = {"input_names": names, "output_names": ["actions"]}
     shapes = {name: {0: batch} for name in names}

@@ -269,7 +269,7 @@ def _join_graphs(policy_graph: bytes, file: PolicyFile, noise_name: str) -> byte
         policy.ir_version = decoder.ir_version = max(policy.ir_version, decoder.ir_version)
         joined = onnx.compose.merge_models(policy, decoder, io_map=links)
     except Exception as error:  # onnx raises errors of several classes
-        remedy = "export what gives the noise with --format torchscript, and decode it"
+        remedy = "export what gives the noise as TorchScript (--out NAME.pt), and decode it"
         raise FileError(
             f"{file.path} cannot be joined with a policy: {describe_error(error)[:200]}; {remedy}"
         ) from None
