@@ -113,7 +113,7 @@ def plan(
     if omega is None or states is None:
         omega, states, weights_note = _fill_weights(start.saved, place, wishes, omega, states, say)
         notes = [weights_note]
-    model, model_note = model_of(policy, place, learned, search.seed, say)
+    model = model_of(policy, place, learned, search.seed, say)
     with one_thread():
         if states:
             check_learnable(policy)
@@ -126,8 +126,8 @@ def plan(
             notes = [trials_note]
         elif value:
             score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
-    if model_note:
-        notes.append(model_note)
+    if model.note:
+        notes.append(model.note)
     search = search.filled(is_discrete, score.value is not None)
     return Planned(policy, model, score, search, saved=start.saved, env=place, addons=wishes, notes=tuple(notes))
 
@@ -172,21 +172,17 @@ def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
     return wish
 
 
-def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tuple[Model, str]:
-    """Return the simulator of an environment, and a note about it, or "".
-
-    It is a learned model if `learned`, otherwise MuJoCo in batches if that works, otherwise copies.
-    """
+def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> Model:
+    """Return the simulator of an environment: a learned model if `learned`, else MuJoCo in batches, or else copies."""
     if learned:
         say("learning a model from the prior's steps, which takes up to a minute")
-        model = LearnedModel(prior, env, seed)
-        return model, model.note
+        return LearnedModel(prior, env, seed)
     if prior.actions.kind == "discrete":
-        return CopyModel(env, seed), ""
+        return CopyModel(env, seed)
     try:
-        return MujocoModel(env), ""
+        return MujocoModel(env)
     except CannotBatchError as error:
-        return CopyModel(env, seed), f"{error}: copies of it are simulated, which is slow"
+        return CopyModel(env, seed, f"{error}: copies of it are simulated, which is slow")
 
 
 # Trials that choose the weights ---------------------------------------------------------------------------------------

@@ -38,13 +38,9 @@ class LearnedModel(Model):
             steps, ended = rollout.transitions, rollout.terminated | rollout.truncated
             self._fit(steps.map(lambda part: part[:, HELD_OUT:]), seed)
             self.errors = self._validate(steps.map(lambda part: part[:, :HELD_OUT]), ended[:, :HELD_OUT])
-
-    @property
-    def note(self) -> str:
-        """A sentence about the model's errors."""
         one, more = self.errors
         errors = f"{one:.2g} stds of an observation after a step, and by {more:.2g} after {AHEAD}"
-        return f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {errors}"
+        self.note = f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {errors}"
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         return observations.astype(np.float64)

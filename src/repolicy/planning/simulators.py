@@ -44,6 +44,7 @@ class Simulated(NamedTuple):
 class Model(Protocol):
     """A simulator of one environment."""
 
+    note: str = ""  # what the user should know about it
     seconds: float  # duration of a step, or 0 if unknown
     backend: Backend  # of the environments in which plans can be carried out
 
@@ -67,8 +68,8 @@ class CopyModel(Model):
 
     backend: Backend = "gymnasium"
 
-    def __init__(self, name: str, seed: int = 0) -> None:
-        self.name, self._seed = name, seed
+    def __init__(self, name: str, seed: int = 0, note: str = "") -> None:
+        self.name, self._seed, self.note = name, seed, note
         self._live, self._random = list[Any](), np.random.default_rng(seed)
         made = make_one_env(name)
         self.space, self._own = action_space(made.action_space, name), made.action_space
