@@ -26,7 +26,6 @@ from repolicy.loading import load_function
 from repolicy.text import parse_number, strip_version, suggest
 
 ARGUMENTS = ("observations", "actions", "next_observations", "info")  # of an add-on's function
-PREVIEW_NUMBERS = 6  # numbers of an observation or action that an error message shows
 
 
 class Metric(NamedTuple):
@@ -138,17 +137,13 @@ def _call_function(name: str, function: Function | StatefulAddon, rows: Transiti
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
         raise UsageError(f"{name} returned {shape} for {count} transitions, not one number each")
     if len(wrong := np.flatnonzero(~np.isfinite(rewards))):
+        first = wrong[0]
+        seen, did = (np.array2string(row, precision=4, threshold=6) for row in (after[first], actions[first]))
         raise NumericError(
-            f"{name} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
-            f"next_observations {_preview(after[wrong[0]])} and actions {_preview(actions[wrong[0]])}"
+            f"{name} returned {rewards[first]:g} for {len(wrong):,} of {count:,} transitions; the first has "
+            f"next_observations {seen} and actions {did}"
         )
     return rewards
-
-
-def _preview(numbers: np.ndarray) -> str:
-    """Return the first numbers of a row as text."""
-    shown = ", ".join(f"{number:.4g}" for number in numbers[:PREVIEW_NUMBERS])
-    return f"{shown}, …" if len(numbers) > PREVIEW_NUMBERS else shown
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
