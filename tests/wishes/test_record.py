@@ -109,6 +109,7 @@ def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "the record has no steps"),
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"episode": 0}\n', "has no 'time'"),
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\nnone}\n{"episode": 0}\n', "line 2 is no line"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"dropped": [0]}\n', "'dropped' is a list"),
     ],
 )
 def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:

@@ -75,19 +75,16 @@ class Record:
             return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
             return cls._read_lerobot(path, env)
-        (header, *lines), dropped, steps = _read_lines(path), set[int](), list[dict[str, Any]]()
+        header, *lines = _read_lines(path)
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
         if (format := header["record"]) > FORMAT:
             raise FileError(f"{path} has format {format}; this version reads up to {FORMAT}: upgrade repolicy")
         if env not in ("", header["env"]):
             raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
         for number, line in enumerate(lines, 2):
-            if "dropped" in line:
-                dropped.add(line["dropped"])
-                continue
-            check_shape(line, LINE, f"{path}, line {number}")
-            steps.append(line)
-        columns = {name: [step[name] for step in steps if step["episode"] not in dropped] for name in Step._fields}
+            check_shape(line, {"dropped": int} if "dropped" in line else LINE, f"{path}, line {number}")
+        steps = _kept_steps(lines)
+        columns = {name: [step[name] for step in steps] for name in Step._fields}
         return cls.of(columns, header["env"], header["policy"])
 
     @classmethod
@@ -156,6 +153,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _kept_steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that are steps of episodes that were not dropped."""
+    dropped = [line["dropped"] for line in lines if "dropped" in line]
+    return [line for line in lines if "dropped" not in line and line.get("episode") not in dropped]
+
+
 class RecordFile:
     """Writes a record, one line per step. Each line is flushed at once, so that an interruption loses nothing."""
 
@@ -171,10 +174,8 @@ class RecordFile:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
             if not read_bytes(path).endswith(b"\n"):
                 write_bytes(path, "".join(json.dumps(line) + "\n" for line in (header, *lines)).encode())
-            dropped = {line["dropped"] for line in lines if "dropped" in line}
-            episodes = [line.get("episode", -1) for line in lines if "dropped" not in line]
-            self.episode = 1 + max(episodes, default=-1)
-            self.steps = sum(episode not in dropped for episode in episodes)
+            self.episode = 1 + max((line.get("episode", -1) for line in lines), default=-1)
+            self.steps = len(_kept_steps(lines))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._episode_steps, self._header = 0, header
         self._file = path.open("a")
