@@ -328,19 +328,14 @@ def checked_reward(reward_func: Any) -> Any:
     """Wrap a reward function: raise if it returns no list, or NaN or another non-number, which TRL takes for None."""
     if isinstance(reward_func, torch.nn.Module):
         return reward_func
-    if is_async_callable(reward_func):
 
-        @wraps(reward_func)
-        async def await_and_check(**columns: Any) -> list[Any]:
-            return checked_rewards(await reward_func(**columns))
+    async def await_and_check(**columns: Any) -> list[Any]:
+        return checked_rewards(await reward_func(**columns))
 
-        return await_and_check
-
-    @wraps(reward_func)
     def call_and_check(**columns: Any) -> list[Any]:
         return checked_rewards(reward_func(**columns))
 
-    return call_and_check
+    return wraps(reward_func)(await_and_check if is_async_callable(reward_func) else call_and_check)
 
 
 def check_sampling(trainer: Any) -> None:
