@@ -49,7 +49,7 @@ def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
     base = trainer(residual(0.3, 0.2), ref_model=None, peft_config=adapter)
     batch = first(base, 6)
-    assert torch.allclose(base._log_policy(base.model, batch)[0], base._log_prior(base.model, batch), atol=1e-6)
+    assert torch.allclose(base._log_policy(base.model, batch)[0], base.log_prior(base.model, batch)[0], atol=1e-6)
 
 
 def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
@@ -59,7 +59,7 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     )
     ours.train()
     batch = first(ours, len(LABELLED))
-    reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours._log_prior(ours.model, batch)).detach()
+    reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours.log_prior(ours.model, batch)[0]).detach()
     assert torch.sigmoid(reward + ours.offset).mean().item() == pytest.approx(0.5, abs=1e-3)
     assert ours.state.stateful_callbacks["Remembered"]["args"]["values"]["offset"] == ours.offset
 

@@ -48,6 +48,7 @@ class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
     precompute_ref_logps: bool  # set by TRL: whether reference log-probabilities come with the inputs
 
     SETTINGS_CLASS, REQUIRED_COLUMNS = DecomposedDPOConfig, ("chosen", "rejected")
+    STORED = ("ref_chosen_logps", "ref_rejected_logps")
     REQUIRED_SETTINGS = {  # noqa: RUF012
         "sync_ref_model": NO_REFERENCE_SYNC,
         "ld_alpha": (None, "every token of a response counts"),
@@ -77,7 +78,7 @@ class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
             pairs = [self.train_dataset[i] for i in rows[start : start + size]]
             batch = self._prepare_inputs(self.data_collator(pairs))
             with torch.no_grad(), self.compute_loss_context_manager():
-                chosen, rejected = self._log_prior(self.model, batch)
+                chosen, rejected = self.log_prior(self.model, batch)
                 log_ratios.append(chosen - rejected)
         warning = margins_warning(self.objective, torch.cat(log_ratios))
         if warning is not None:
@@ -101,17 +102,10 @@ class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
             return zeros, zeros
-        chosen, rejected = self._log_prior(model, inputs)
+        chosen, rejected = self.log_prior(model, inputs)
         for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
             self.metrics[f"prior_logps/{side}"].append(self.accelerator.gather_for_metrics(log_prior).mean().item())
         return ratio * chosen, ratio * rejected
-
-    def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return the prior's log-probability of the chosen and of the rejected responses `[B]`."""
-        if "ref_chosen_logps" in inputs:  # precomputed, unscaled
-            return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
-        chosen, rejected = self.reference_log_probs(model, inputs)
-        return chosen, rejected
 
 
 def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
@@ -136,9 +130,6 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
     )
 
 
-NON_MODEL_INPUTS = ("completion_mask", "label", "ref_logps")
-
-
 @dataclass
 class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc]
     """TRL's KTOConfig, with `omega` and `alpha` in place of `beta`.
@@ -155,7 +146,7 @@ class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc
 class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
     """`KTOTrainer` with the loss of Eq. 32. Pass the objective once: as `objective=` or in `args`."""
 
-    SETTINGS_CLASS, FIXED_SETTINGS = CrossEntropyDPOConfig, ("offset",)
+    SETTINGS_CLASS, FIXED_SETTINGS, STORED = CrossEntropyDPOConfig, ("offset",), ("ref_logps",)
     REQUIRED_COLUMNS = ("prompt", "completion", "label")
     REQUIRED_SETTINGS = {  # noqa: RUF012
         "sync_ref_model": NO_REFERENCE_SYNC,
@@ -183,7 +174,7 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         require_labels(inputs["label"].tolist())  # of a streamed dataset only the first was read before
         label = inputs["label"].to(inputs["input_ids"].device).float()
         log_policy, outputs = self._log_policy(model, inputs)
-        log_prior = self._log_prior(model, inputs)
+        log_prior = self.log_prior(model, inputs)[0] if self.objective.reads_prior else None
         losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self.offset)
         reward = implicit_reward(self.objective, log_policy.detach(), log_prior)
         self._log_metrics(label, reward, log_policy.detach(), log_prior)
@@ -199,18 +190,13 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
 
     def _log_policy(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """Return the policy's log-probability of every response `[B]`, and the model's outputs."""
-        arguments = {name: value for name, value in inputs.items() if name not in NON_MODEL_INPUTS}
+        not_the_models = ("completion_mask", "label", *self.STORED)
+        arguments = {name: value for name, value in inputs.items() if name not in not_the_models}
         if self.aux_loss_enabled:
             arguments["output_router_logits"] = True
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
         outputs = model(**arguments, labels=labels, use_cache=False, fused_lm_head=True)
         return outputs.log_probs[:, -(labels.shape[1] - 1) :].sum(-1), outputs
-
-    def _log_prior(self, model: Any, inputs: dict[str, Any]) -> Tensor | None:
-        """Return log prior of every response `[B]`, or None if the objective does not read it."""
-        if not self.objective.reads_prior:
-            return None
-        return inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
         """Add a batch to the sums; at an optimizer step, move the offset by a fraction of a Newton step of the loss.

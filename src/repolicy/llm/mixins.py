@@ -259,6 +259,7 @@ class ReferenceMixin(ObjectiveMixin):
     """Base of the preference trainers, whose prior is the reference model of TRL's trainer."""
 
     REQUIRED_SETTINGS: dict[str, tuple[Any, str]]  # setting -> (required value, reason)
+    STORED: tuple[str, ...]  # names of the inputs that hold precomputed log-probabilities of the reference
 
     def __init__(
         self,
@@ -293,8 +294,13 @@ class ReferenceMixin(ObjectiveMixin):
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # of TRL
 
-    def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Return log prior of responses as TRL computes it; without a reference model, with the adapter off."""
+    def log_prior(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Return log prior of responses, one `[B]` for each name in STORED: precomputed, or as TRL computes it.
+
+        Without a reference model, TRL turns the adapter off.
+        """
+        if inputs.keys() >= {*self.STORED}:
+            return [inputs[name] for name in self.STORED]
         prior = model if self.ref_model is None else self.ref_model
         return self.compute_ref_log_probs(prior, inputs)  # type: ignore[attr-defined]
 
