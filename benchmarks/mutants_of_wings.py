@@ -115,7 +115,7 @@ WINGS = [
     Mutant("llm/grpo.py", 'batch["row"].argsort()', 'torch.arange(len(batch["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
     Mutant("llm/rloo.py", "objective.omega - objective.alpha]", "objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
     Mutant("llm/dpo.py", "if not self.accelerator.sync_gradients:", "if False:", LLM["doors"], "the offset moves at every micro-batch"),
-    Mutant("llm/models.py", "[tokenizer.eos_token_id, *configured]", "[tokenizer.eos_token_id]", LLM["grpo"], "responses run on behind their end"),
+    Mutant("llm/mixing.py", "[tokenizer.eos_token_id, *configured]", "[tokenizer.eos_token_id]", LLM["grpo"], "responses run on behind their end"),
     Mutant("llm/grpo.py", "values.view(-1, self._group_size)[:, self._prior_rows :]", "values.view(-1, self._group_size)", LLM["grpo"], "the log counts what the prior wrote"),
     Mutant("llm/grpo.py", "values = values.where(self._has_reward, torch.nan)", "pass", LLM["grpo"], "a response that nobody judged counts as certain"),
     Mutant("llm/models.py", 'identity.get("method") == "QAdapterTrainer"', "False", LLM["q_adapter"], "a Q-adapter is taken for a policy"),

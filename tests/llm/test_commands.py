@@ -18,9 +18,9 @@ from typed_commands import failed
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
-from repolicy.llm.mixing import SAMPLING
+from repolicy.llm.mixing import SAMPLING, sample
 from repolicy.llm.mixins import checksum
-from repolicy.llm.models import MEASURES, call_reward, load_tuned, render_page, sample, with_intervals
+from repolicy.llm.models import MEASURES, call_reward, load_tuned, render_page, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 

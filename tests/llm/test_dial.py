@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
 from repolicy.llm import dial
-from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture, model_view
-from repolicy.llm.models import sample
+from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture, model_view, sample
 from repolicy.objective import Objective, residual, soft
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)

@@ -20,8 +20,7 @@ from repolicy.errors import NumericError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.grpo import COMMON_DIVISOR_LOSSES
-from repolicy.llm.mixing import SAMPLING
-from repolicy.llm.models import sample
+from repolicy.llm.mixing import SAMPLING, sample
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from repolicy.errors import UsageError, check_counts
-from repolicy.llm.mixing import SAMPLING, ModelView
+from repolicy.llm.mixing import SAMPLING, ModelView, sample
 from repolicy.llm.mixins import Memory
-from repolicy.llm.models import sample
 from repolicy.llm.requirements import require_settings
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo_settings
 from repolicy.objective import Objective

@@ -23,8 +23,10 @@ from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
 from repolicy.llm.requirements import require_no_adapter_inside, require_positive_alpha
+from repolicy.llm.rloo import padded
 from repolicy.objective import Objective, residual
 from repolicy.objective_names import check_supported
+from repolicy.text import format_count
 
 # Options of `generate` that sample from the model's own distribution, whatever its generation config says.
 SAMPLING: dict[str, Any] = {
@@ -33,6 +35,7 @@ SAMPLING: dict[str, Any] = {
     "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "guidance_scale": 1.0,
 }  # fmt: skip
 
+GENERATION_BATCH = 64  # responses that a model writes in one batch
 # The name of a model's key-value cache, in its arguments and in its outputs: another one from transformers 5.24 on.
 CACHE = "cache" if "cache" in {each.name for each in fields(CausalLMOutputWithPast)} else "past_key_values"
 
@@ -218,3 +221,30 @@ def model_view(prior: Any, model: Any) -> ModelView:
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
     return ModelView(prior if model is None else model)
+
+
+@torch.no_grad()
+def sample(
+    model: Any, tokenizer: Any, prompts: list[list[int]], tokens: int, batch: int = GENERATION_BATCH, **settings: Any
+) -> list[list[int]]:
+    """Return a response to each prompt, all as token ids, each with its end token, generated in batches.
+
+    `model` may be a `DialedGenerator`. A response ends as in training with TRL: at the tokenizer's end token, or at one
+    of the generation config.
+    """
+    configured = model.generation_config.eos_token_id
+    configured = configured if isinstance(configured, list) else [configured]
+    ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *configured]) if token is not None]
+    settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
+    responses: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        rows = prompts[start : start + batch]
+        ids = padded(rows, "left", tokenizer.pad_token_id).to(model.device)
+        attention = padded([[1] * len(row) for row in rows], "left").to(model.device)
+        try:
+            written = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
+        except IndexError as error:  # raised by torch if a model with learned positions has too few of them
+            length = f"a prompt of {format_count(ids.shape[1], 'token')} and {tokens} more"
+            raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
+        responses += [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in written]
+    return responses

@@ -21,10 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
 from repolicy.files import read_json
-from repolicy.llm.mixing import SAMPLING, ModelView, dialed_generator, mixture, model_view
+from repolicy.llm.mixing import SAMPLING, ModelView, dialed_generator, mixture, model_view, sample
 from repolicy.llm.mixins import IDENTITY, checksum
 from repolicy.llm.requirements import checked_rewards, require_same_vocabulary
-from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
+from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_function
 from repolicy.objective import Objective, residual
 from repolicy.report.differences import student_t_p_value
@@ -32,7 +32,6 @@ from repolicy.report.page import page, section, table
 from repolicy.text import format_count
 
 ADAPTER = "adapter_config.json"
-GENERATION_BATCH = 64  # responses that a model writes in one batch
 TRL_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL hands a reward its own of these, not the dataset's
 PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may have been rounded before it was tuned
 
@@ -183,33 +182,6 @@ def check_sampling_counts(seed: int, **counts: int) -> None:
     if not 0 <= seed < 2**31:
         raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
     check_counts(**counts)
-
-
-@torch.no_grad()
-def sample(
-    model: Any, tokenizer: Any, prompts: list[list[int]], tokens: int, batch: int = GENERATION_BATCH, **settings: Any
-) -> list[list[int]]:
-    """Return a response to each prompt, all as token ids, each with its end token, generated in batches.
-
-    `model` may be a `DialedGenerator`. A response ends as in training with TRL: at the tokenizer's end token, or at one
-    of the generation config.
-    """
-    configured = model.generation_config.eos_token_id
-    configured = configured if isinstance(configured, list) else [configured]
-    ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *configured]) if token is not None]
-    settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
-    responses: list[list[int]] = []
-    for start in range(0, len(prompts), batch):
-        rows = prompts[start : start + batch]
-        ids = padded(rows, "left", tokenizer.pad_token_id).to(model.device)
-        attention = padded([[1] * len(row) for row in rows], "left").to(model.device)
-        try:
-            written = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
-        except IndexError as error:  # raised by torch if a model with learned positions has too few of them
-            length = f"a prompt of {format_count(ids.shape[1], 'token')} and {tokens} more"
-            raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
-        responses += [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in written]
-    return responses
 
 
 # Evaluation of models and their prior: means over prompts, with intervals ---------------------------------------------
