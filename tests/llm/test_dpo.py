@@ -55,13 +55,6 @@ def test_with_another_objective_beside_it_the_dial_is_not_exact(build: Callable[
         build("dpo", loss_type=["sigmoid", "sft"])
 
 
-def test_settings_and_objective_say_the_same(build: Callable[..., Any], prior: Path) -> None:
-    one = build("dpo", residual(0.3, 0.2), **apart(prior))
-    other = build("dpo", None, **apart(prior), omega=0.3, alpha=0.2)
-    batch = first(one, 4)
-    assert torch.equal(one.compute_loss(one.model, batch), other.compute_loss(other.model, batch))
-
-
 def test_precomputed_reference_serves_every_omega(build: Callable[..., Any], prior: Path) -> None:
     """The cache is made at one omega and used at another: it holds what the reference said, unscaled."""
     live = build("dpo", **apart(prior))

@@ -19,7 +19,7 @@ from experiments.llm.__main__ import main
 from experiments.llm.toy import Toy
 from repolicy import llm
 from repolicy.errors import UsageError
-from repolicy.objective import kl, residual
+from repolicy.objective import residual
 
 
 def test_gradients_tell_the_reward_from_the_loss() -> None:
@@ -150,11 +150,6 @@ def test_no_policy_is_better_than_the_optimum(toy: Toy) -> None:
         measures = toys.measure(toy, objective, other, prior)
         assert measures.kl > 0
         assert at_best.objective - measures.objective == pytest.approx(0.2 * measures.kl, rel=1e-9)
-
-
-def test_with_equal_weights_the_optimum_is_the_prior_reweighted(toy: Toy) -> None:
-    prior = toy.response_log_probs(toy.human)
-    assert torch.allclose(toys.optimum(kl(0.5), prior, toy.rewards), (prior + toy.rewards / 0.5).log_softmax(-1))
 
 
 def test_prior_speaks_the_language(toy: Toy, prior: Path) -> None:

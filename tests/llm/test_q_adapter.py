@@ -79,12 +79,6 @@ def test_a_step_is_the_same_however_it_is_cut(trainer: Callable[..., Any]) -> No
     assert torch.linalg.vector_norm(step(1, 4) - whole) < 1e-3 * torch.linalg.vector_norm(whole)
 
 
-def test_a_fresh_adapter_is_the_prior_sharpened(trainer: Callable[..., Any]) -> None:
-    ours = trainer(random=False)
-    log_policy, log_prior = policy(ours.model, torch.tensor([[0, 1, 2]]))
-    assert torch.allclose(log_policy, (1.5 * log_prior).log_softmax(-1), atol=1e-6)
-
-
 def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Callable[..., Any]) -> None:
     ours = trainer(random=False, max_steps=15, learning_rate=2e-2)
     batch = first(ours, 2)
