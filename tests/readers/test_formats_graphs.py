@@ -61,10 +61,10 @@ def test_unitrees_policy_with_its_weights_beside(real: Callable[[str], Path], tm
     assert described.std is None
     assert_equal(mean(described, obs), run(path, obs))
     shutil.copy(path, tmp_path)
-    with pytest.raises(FileError, match=r"keeps weights in another file, which cannot be read: .*policy.onnx.data"):
+    with pytest.raises(FileError, match=r"keeps weights in another file, which must lie beside it.*policy.onnx.data"):
         describe(tmp_path / "policy.onnx")
     (tmp_path / "policy.onnx.data").write_bytes(b"short")
-    with pytest.raises(FileError, match="keeps weights in another file, which cannot be read: .*exceeds file size"):
+    with pytest.raises(FileError, match="keeps weights in another file, which must lie beside it.*exceeds file size"):
         describe(tmp_path / "policy.onnx")
 
 

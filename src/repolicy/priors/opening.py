@@ -157,12 +157,9 @@ def open_policy(reference: Any, options: Options | None = None, trust: bool = Fa
     except CannotCopyError as error:
         if file.format not in RUNNABLE_FORMATS:
             raise
-        program: Graph | Script
-        if file.format == "onnx":
-            program = Graph(file)
-        else:
+        if file.format == "torchscript":
             check_trusted(file, trust, str(error))
-            program = Script(file)
+        program = Graph(file) if file.format == "onnx" else Script(file)
         notes = f"{error}; it runs as it is", *program.notes
         return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))
     notes = tuple(origin_notes(saved.card))

@@ -1,17 +1,17 @@
 """Programs for files that are run instead of copied: an ONNX graph in onnxruntime, TorchScript in PyTorch.
 
 Either may have a memory. A graph's memory is inputs that belong to outputs (`h_in`, `h_out`); TorchScript's memory is
-the buffers that change when it runs. Environments must not share a memory: if a file does not take batches, or mixes
-the rows of a batch, it runs row by row.
+the buffers that change when it runs. Environments must not share a memory: a file that has one, that does not take
+batches, or that mixes the rows of a batch, runs row by row.
 """
 
 import contextlib
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from functools import reduce
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +37,6 @@ def check_trusted(file: PolicyFile, trust: bool, problem: str = "") -> None:
         why = f"{problem}; it is" if problem else f"{file.path} is"
         remedy = "if you trust it, add --trust (in Python, trust=True)"
         raise UsageError(f"{why} TorchScript, a program, which may do what you may; {remedy}")
-
-
-def _check_deterministic(first: Tensor, second: Tensor, path: Path) -> None:
-    """Raise if two runs from the same start gave different actions."""
-    if not torch.allclose(first, second, atol=1e-6, equal_nan=True):
-        why = "it draws them at random, or its state is not in its buffers"
-        raise UsageError(f"{path} gives different actions from the same start, so that it tells no mean: {why}")
 
 
 @contextlib.contextmanager
@@ -147,56 +140,79 @@ class Session:
         return [np.asarray(output) for output in self._session.run(outputs, inputs)]
 
 
-def run_by_rows(run: Callable[..., Any], observations: np.ndarray, state: State) -> tuple[Tensor, State]:
-    """Step each environment by itself: `run` is called with its observation `[1, O]` and its memory."""
-    memories = [{name: rows[n] for name, rows in state.items()} for n in range(len(observations))]
-    means, after = zip(*map(run, observations[:, None], memories), strict=True)
-    stacked = {name: torch.stack([torch.as_tensor(memory[name]) for memory in after]) for name in state}
-    return torch.cat([*map(torch.as_tensor, means)]), stacked
+class FileProgram(ABC):
+    """A policy's file as a `Program`. Environments run together only where they cannot change each other's actions."""
 
-
-class Graph:
-    """An ONNX graph as a `Program`."""
-
-    observation_size = 0  # if the graph does not fix it
+    observation_size = 0  # if the file does not fix it
+    notes: tuple[str, ...] = ()
 
     def __init__(self, file: PolicyFile) -> None:
+        self._path, self.sha256 = file.path, file.sha256
+        self._initial: State = {}  # one environment's memory at the start of an episode; `prepare` finds it
+        self._runs_row_by_row = True
+
+    @abstractmethod
+    def initial_memory(self, observation: np.ndarray) -> State:
+        """Return one environment's memory at the start of an episode, for an observation `[1, O]` of the right size."""
+
+    @abstractmethod
+    def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
+        """Return the mean actions, and the memory after this step. With a memory there is one observation, `[1, O]`."""
+
+    def prepare(self, observation_size: int) -> bool:
+        """Test whether the file is deterministic, and whether it can run batches. Return whether it has a memory."""
+        rows = torch.randn(TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
+        with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
+            self._initial = self.initial_memory(rows[:1])
+            first, second = (self._run_rows(rows[:1], self.begin(1))[0].double() for _ in range(2))
+        if not torch.allclose(first, second, atol=1e-6, equal_nan=True):
+            why = "it draws them at random, or its state is not in its buffers"
+            raise UsageError(
+                f"{self._path} gives different actions from the same start, so that it tells no mean: {why}"
+            )
+        self._runs_row_by_row = bool(self._initial) or not self._keeps_rows_apart(rows)
+        return bool(self._initial)
+
+    def _keeps_rows_apart(self, rows: np.ndarray) -> bool:
+        """Return whether observations `[N, O]` get the same actions together as one by one."""
+        single = self._run_rows(rows, self.begin(len(rows)))[0]
+        try:
+            batch = torch.as_tensor(self.run(rows, {})[0])
+        except Exception:  # the runtimes have several classes
+            return False
+        return batch.shape == single.shape and torch.allclose(batch, single, atol=1e-5)
+
+    def begin(self, count: int) -> State:
+        return {name: value.expand(count, *value.shape).clone() for name, value in self._initial.items()}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        return self._run_rows(observations, state) if self._runs_row_by_row else self.run(observations, {})
+
+    def _run_rows(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
+        """Step each environment by itself."""
+        memories = [{name: rows[n] for name, rows in state.items()} for n in range(len(observations))]
+        means, after = zip(*map(self.run, observations[:, None], memories), strict=True)
+        stacked = {name: torch.stack([torch.as_tensor(memory[name]) for memory in after]) for name in state}
+        return torch.cat([*map(torch.as_tensor, means)]), stacked
+
+
+class Graph(FileProgram):
+    """An ONNX graph as a `Program`. Its memory is inputs that belong to outputs, and begins at 0."""
+
+    def __init__(self, file: PolicyFile) -> None:
+        super().__init__(file)
         self._session = Session(file)
-        self._path = file.path
         self._signature = graph_signature(file.reader_input.graph, file.path)
-        self.sha256 = file.sha256
         self.notes = self._signature.notes
-        self.has_memory = bool(self._signature.memory)
-        rows, size = self._signature.shape
-        self._runs_row_by_row = self.has_memory or rows == 1
+        size = self._signature.shape[1]
         if isinstance(size, int):
             self.observation_size = size
 
-    def prepare(self, observation_size: int) -> bool:
-        """Test whether the graph is deterministic, and whether it can run batches. Return whether it has a memory."""
-        rows = torch.randn(TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
-        with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
-            first, second = (torch.as_tensor(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
-        _check_deterministic(first, second, self._path)
-        if self._runs_row_by_row:
-            return self.has_memory
-        single = np.stack([self._run(rows[n : n + 1], {})[0].reshape(-1) for n in range(TEST_ROWS)])
-        try:
-            batch = self._run(rows, {})[0]
-            self._runs_row_by_row = batch.shape != single.shape or not np.allclose(batch, single, atol=1e-5)
-        except Exception:  # onnxruntime's own, of several classes
-            self._runs_row_by_row = True
-        return self.has_memory
-
-    def begin(self, count: int) -> State:
+    def initial_memory(self, observation: np.ndarray) -> State:
         types = self._session.whole
-        return {name: torch.zeros(count, *size, dtype=types.get(name)) for name, size in self._signature.sizes.items()}
+        return {name: torch.zeros(size, dtype=types.get(name)) for name, size in self._signature.sizes.items()}
 
-    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
-        return run_by_rows(self._run, observations, state) if self._runs_row_by_row else self._run(observations, {})
-
-    def _run(self, observations: np.ndarray, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
-        """Return the mean actions, and the memory after this step."""
+    def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
         inputs = {name: tensor.numpy() for name, tensor in memory.items()}
         outputs = [self._signature.action, *self._signature.memory.values()]
         mean, *next_memory = self._session.run({self._signature.observations: observations} | inputs, outputs)
@@ -216,94 +232,38 @@ def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
     return module, next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)
 
 
-class Script:
+class Script(FileProgram):
     """A TorchScript module as a `Program`. Its memory is the buffers that change when it runs."""
 
-    notes = ()
-
     def __init__(self, file: PolicyFile) -> None:
+        super().__init__(file)
         self._module, self._precision = load_torchscript(file)
-        self._path, self.sha256 = file.path, file.sha256
-        self._initial: dict[str, Tensor] = {}  # the buffers that are its memory, at the start of an episode
-        self._batch_axes: dict[str, int | None] = {}  # of these buffers
-        self.has_memory = self._runs_batches = False
 
-    def prepare(self, observation_size: int) -> bool:
-        """Find the memory, and whether the module can run batches. Return whether it has a memory."""
+    def initial_memory(self, observation: np.ndarray) -> State:
         self._set_buffers(self._initial)  # if `prepare` ran before
         if hasattr(self._module, "reset_memory"):  # in exports of rsl_rl
             self._module.reset_memory()
         before = self._buffers()
-        noise = torch.randn(2, TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0))
-        with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
-            first = self._forward(noise[0, :1])
+        self._forward(observation)
         after = self._buffers()
-        self._initial = {name: value for name, value in before.items() if not torch.equal(value, after[name])}
-        self._set_buffers(self._initial)
-        _check_deterministic(first, self._forward(noise[0, :1]), self._path)
-        self.has_memory, self._runs_batches = bool(self._initial), False
-        # Usual layouts: [rows, features], or [layers, rows, features] as in an LSTM.
-        self._batch_axes = {name: {2: 0, 3: 1}.get(value.dim()) for name, value in self._initial.items()}
-        single = self._rollout(noise)
-        self._runs_batches = True
-        try:
-            batch = self._rollout(noise)
-            self._runs_batches = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(single, batch, strict=True))
-        except (RuntimeError, IndexError):
-            self._runs_batches = False
-        self._set_buffers(self._initial)
-        return self.has_memory
+        return {name: value for name, value in before.items() if not torch.equal(value, after[name])}
 
-    def begin(self, count: int) -> State:
-        return {name: value.expand(count, *value.shape).clone() for name, value in self._initial.items()}
-
-    @torch.no_grad()
-    def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
-        if not self._runs_batches:
-            return run_by_rows(self._run_row, observations, state)
-        self._set_buffers({name: self._to_buffer(name, memory) for name, memory in state.items()})
-        mean = self._forward(torch.from_numpy(observations))
-        return mean, {name: self._from_buffer(name, self._buffer(name)) for name in self._initial}
-
-    def _run_row(self, observations: np.ndarray, memory: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+    def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
         self._set_buffers(memory)
-        mean = self._forward(torch.from_numpy(observations))
-        return mean, {name: self._buffer(name).clone() for name in self._initial}
-
-    def _rollout(self, observations: Tensor) -> list[Tensor]:
-        """Return the means and the final memory over a few steps of observations `[T, TEST_ROWS, O]`."""
-        state, means = self.begin(TEST_ROWS), []
-        for rows in observations:
-            mean, state = self.step(rows.numpy(), state)
-            means.append(mean)
-        return [*means, *state.values()]
+        mean, after = self._forward(observations), self._buffers()
+        return mean, {name: after[name] for name in memory}
 
     @torch.no_grad()
-    def _forward(self, observations: Tensor) -> Tensor:
-        mean = self._module(observations.to(self._precision))
+    def _forward(self, observations: np.ndarray) -> Tensor:
+        mean = self._module(torch.from_numpy(observations).to(self._precision))
         if not isinstance(mean, Tensor):
             raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
         return mean.detach().clone()
 
-    def _to_buffer(self, name: str, memory: Tensor) -> Tensor:
-        """Return a memory `[N, ..., 1, ...]` as a buffer, which has the environments along its batch axis."""
-        axis = self._batch_axes[name]
-        if axis is None or memory.shape[1 + axis] != 1:
-            raise RuntimeError("it has no axis of rows")
-        return memory.squeeze(1 + axis).movedim(0, axis).contiguous()
-
-    def _from_buffer(self, name: str, buffer: Tensor) -> Tensor:
-        axis = self._batch_axes[name]
-        assert axis is not None
-        return buffer.movedim(axis, 0).unsqueeze(1 + axis).clone()
-
-    def _buffers(self) -> dict[str, Tensor]:
+    def _buffers(self) -> State:
         return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers(remove_duplicate=False)}
 
-    def _buffer(self, name: str) -> Tensor:
-        return attrgetter(name)(self._module).detach()
-
-    def _set_buffers(self, values: dict[str, Tensor]) -> None:
+    def _set_buffers(self, values: State) -> None:
         for name, value in values.items():
             *modules, last = name.split(".")
             setattr(reduce(getattr, modules, self._module), last, value.clone())

@@ -266,7 +266,8 @@ def load_model(content: bytes, where: str) -> Any:
     try:
         onnx.load_external_data_for_model(model, str(Path(where).parent))
     except Exception as error:  # onnx's own, of several classes
-        raise FileError(f"{where} keeps weights in another file, which cannot be read: {first_line(error)}") from None
+        problem = f"{where} keeps weights in another file, which must lie beside it and be whole"
+        raise FileError(f"{problem}: {first_line(error)}") from None
     return model
 
 
