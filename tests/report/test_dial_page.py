@@ -99,7 +99,7 @@ def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], Pat
     ]
     assert html.count('type="range"') == 2
     assert html.count('data-shown="8"') == 3  # film, table, command
-    assert "--at omega=0.3 --at quiet=2 --out" in html
+    assert "--at omega=0.3 --at quiet=2<" in html
     assert "ω′ 0.3, quiet 2" in html
     assert "the weight of quiet is 1 at every position" in html
     assert "the weight of the add-on quiet" in html
@@ -115,18 +115,17 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
     command = two[1].read_text().split("<code>")[5].split("</code>")[0]  # of the fifth of nine
     assert "omega=0.3 --at quiet=1" in command
     cli.main(command.split()[1:])
-    assert (two[1].parents[1] / "policy-at-omega-0.3-quiet-1.safetensors").exists()
+    assert (two[1].parents[1] / "policy-trained-omega-0.3-quiet-1.safetensors").exists()
 
 
 @pytest.mark.parametrize("others", [[], [QUIETLY]])
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
     made = dialed([Dial("fast", 1e6, 1e6 + 10, "linear"), *others], {})
     turning = positions.DialedPolicy(Path("policy.safetensors"), made)
-    for each in (turning.command, lambda position: turning.default_file(position, "at")):
+    for each in (turning.command, turning.default_file):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)
-    assert "1000003.0" in turning.command(
-        turning.find_position(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0)
-    )
+    found = turning.positions[0] | {"fast": 1_000_003.0}
+    assert "1000003.0" in turning.command(found)
 
 
 def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +135,7 @@ def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, m
     assert "α̂, the weight on variety, as an input" in html
     assert "The trade-off" in html
     assert html.count('data-shown="10"') == 4
-    assert f"--at {dial.spread(11)[7]:g} --out" in html
+    assert f"--at {dial.spread(11)[7]:g}<" in html
 
 
 def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], Path], browser: Any) -> None:

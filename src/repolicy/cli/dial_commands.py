@@ -58,18 +58,15 @@ class Dial(Command):
         return self._save_position(policy) if self.at else self._report(policy)
 
     def _save_position(self, policy: "DialedPolicy") -> dict[str, Any]:
-        from repolicy.many.positions import exact_text
+        from repolicy.many.positions import describe_position, shortest
 
         position, warning = policy.find_position(*_parse_position(self.at))
-        out = self.out or policy.default_file(position, policy.method)
+        out, terminal = self.out or policy.default_file(position), Terminal()
         policy.save(position, out)
-        terminal, values = Terminal(), policy.named(position)
         if warning:
             terminal.say(f"warning: {warning}")
-        place = ", ".join(f"{name} = {exact_text(value)}" for name, value in values.items())
-        terminal.say(f"policy: {out}, {policy.method} at {place}")
-        at = position[0] if len(position) == 1 else values
-        return {"file": str(out), "at": at, "how": policy.method, "of": str(policy.path)}
+        terminal.say(f"policy: {out}, {policy.method} at {describe_position(position)}")
+        return {"file": str(out), "at": shortest(position), "how": policy.method, "of": str(policy.path)}
 
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
         from repolicy.addons import addons_from_card, check_env, env_from_card

@@ -31,6 +31,7 @@ from repolicy.text import as_file_name
 TENTHS = [tenths / 10 for tenths in range(1, 11)]  # positions t of an untrained dial; the prior, t = 0, is beside them
 STOPS = (11, 5, 3, 2)  # stops of each dial, for one to four dials: 11 to 27 positions in all
 Method = Literal["mixture", "weights", "trained"]
+Position = dict[str, float]  # a value for each dial by its name; of an untrained dial `t`
 
 
 class Meaning(NamedTuple):
@@ -57,7 +58,7 @@ def meaning(dial: Dial) -> Meaning:
 
 @dataclass(frozen=True)
 class DialedPolicy:
-    """A customized policy's file, and the positions between its prior and it. A position has a value for each dial."""
+    """A customized policy's file, and the positions between its prior and it."""
 
     path: Path
     saved: SavedPolicy
@@ -82,74 +83,66 @@ class DialedPolicy:
         return [dial.spread(STOPS[len(self.dials) - 1]) for dial in self.dials] or [[*TENTHS]]
 
     @property
-    def positions(self) -> list[tuple[float, ...]]:
-        return [*product(*self.stops)]
+    def positions(self) -> list[Position]:
+        names = [dial.name for dial in self.dials] or ["t"]
+        return [dict(zip(names, values, strict=True)) for values in product(*self.stops)]
 
-    def named(self, position: Sequence[float]) -> dict[str, float]:
-        """Return the position's values by the names of their dials."""
-        return dict(zip([dial.name for dial in self.dials] or ["t"], position, strict=True))
-
-    def as_texts(self, position: Sequence[float]) -> list[tuple[str, str]]:
-        """Return (name, value) of each dial as text; the name of a single dial is empty."""
-        return [(name if len(position) > 1 else "", exact_text(value)) for name, value in self.named(position).items()]
-
-    def find_position(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
+    def find_position(self, number: float | None, values: Position) -> tuple[Position, str]:
         """Return the position for a number or named values, and a warning if it is outside of the trained range."""
         if isinstance(self.saved.policy, ConditionedPolicy):
             values = self.saved.policy.dial_values(number, values)
-            position = tuple(dial.nearest(values[dial.name]) for dial in self.dials)
+            position = {dial.name: dial.nearest(values[dial.name]) for dial in self.dials}
             return position, self.saved.policy.range_warning(values)
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
-        return (number,), extrapolation_warning(number)
+        return {"t": number}, extrapolation_warning(number)
 
-    def policy_at(self, position: Sequence[float]) -> Policy:
-        if isinstance(self.saved.policy, ConditionedPolicy):
-            dials = zip(self.dials, position, strict=True)
-            return self.saved.policy.at_positions([dial.place(value) for dial, value in dials])
-        (t,) = position
-        return interpolate_policies(require_prior(self.saved, self.path), self.saved.policy, t, self.untrained_method)
+    def policy_at(self, position: Position) -> Policy:
+        policy = self.saved.policy
+        if isinstance(policy, ConditionedPolicy):
+            return policy.at_positions([dial.place(position[dial.name]) for dial in self.dials])
+        return interpolate_policies(require_prior(self.saved, self.path), policy, position["t"], self.untrained_method)
 
-    def save(self, position: Sequence[float], path: Path) -> None:
+    def save(self, position: Position, path: Path) -> None:
         """Write the policy at a position as a file; only the file of another position is replaced."""
         check_policy_name(path)
         if path.exists() and not (is_repolicy_file(path) and "dial" in read_card(path)):
             raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
-        env = self.saved.card.get("request", {}).get("env", "")
+        decoder = parse_env_name(self.saved.card.get("request", {}).get("env", "")).decoder
         save_policy(
-            path,
-            self.policy_at(position),
-            self.card(position),
-            self.saved.prior,
-            decoder=decoder_bytes(parse_env_name(env).decoder),
+            path, self.policy_at(position), self.card(position), self.saved.prior, decoder=decoder_bytes(decoder)
         )
 
-    def card(self, position: Sequence[float]) -> dict[str, Any]:
+    def card(self, position: Position) -> dict[str, Any]:
         """Return the metadata of a position's file: the run's, without its scores, with the dials' values."""
-        values, kept = self.named(position), ("request", "versions", "steps", "prior_is")
+        kept = ("request", "versions", "steps", "prior_is")
         card = {key: value for key, value in self.saved.card.items() if key in kept}
         if self.dials and "request" in card:
-            weights = {name: value for name, value in values.items() if name in DIALED}
+            weights = {name: value for name, value in position.items() if name in DIALED}
             objective = card["request"].get("objective", {}) | weights
-            wishes = [*addon_names.with_weights(card["request"].get("addons", ()), values)]
+            wishes = [*addon_names.with_weights(card["request"].get("addons", ()), position)]
             card["request"] = card["request"] | {"objective": objective, "addons": wishes}
-        place: dict[str, Any] = {"values": values} if self.dials else {"at": position[0]}
+        place: dict[str, Any] = {"values": position} if self.dials else {"at": position["t"]}
         place |= {"how": self.method, "of": str(self.path), "sha256": self.checksum}
-        place_words = ", ".join(f"{name} = {exact_text(value)}" for name, value in values.items())
-        return card | {"which": f"{self.method} at {place_words}", "dial": place}
+        return card | {"which": f"{self.method} at {describe_position(position)}", "dial": place}
 
-    def default_file(self, position: Sequence[float], word: str) -> Path:
+    def default_file(self, position: Position) -> Path:
         """Return the file for a position, beside the policy's file."""
-        parts = [f"{as_file_name(name)}-{value}" if name else value for name, value in self.as_texts(position)]
-        return output_folder(self.path) / f"{'-'.join([self.path.stem, word, *parts])}.safetensors"
+        parts = [self.path.stem, self.method]
+        for name, value in position.items():
+            parts += [as_file_name(name), exact_text(value)] if len(position) > 1 else [exact_text(value)]
+        return output_folder(self.path) / f"{'-'.join(parts)}.safetensors"
 
-    def command(self, position: Sequence[float]) -> str:
+    def command(self, position: Position) -> str:
         """Return the command that writes a position's file."""
         words = ["repolicy", "dial", str(self.path)]
-        for name, value in self.as_texts(position):
-            words += ["--at", f"{name}={value}" if name else value]
-        words += ["--how", self.method] if self.method == "weights" else []
-        return shlex.join([*words, "--out", str(self.default_file(position, "at"))])
+        for name, value in position.items():
+            words += ["--at", f"{name}={exact_text(value)}" if len(position) > 1 else exact_text(value)]
+        return shlex.join([*words, "--how", self.method] if self.method == "weights" else words)
+
+
+def describe_position(position: Position) -> str:
+    return ", ".join(f"{name} = {exact_text(value)}" for name, value in position.items())
 
 
 def exact_text(value: float) -> str:
@@ -179,21 +172,24 @@ def evaluate_positions(
     first, points = point(prior, math.inf), []
     for done, position in enumerate(dialed.positions):
         progress(done)
-        if len(position) == 1:
-            points.append(point(dialed.policy_at(position), position[0]))
-            continue
-        named = zip(dialed.dials, position, strict=True)
-        label = ", ".join(f"{meaning(each).symbol} {exact_text(value)}" for each, value in named)
-        points.append(point(dialed.policy_at(position), math.nan, label))
+        value, *others = position.values()
+        label = ", ".join(f"{meaning(each).symbol} {exact_text(position[each.name])}" for each in dialed.dials)
+        policy = dialed.policy_at(position)
+        points.append(point(policy, math.nan, label) if others else point(policy, value))
     symbols = [meaning(each).symbol for each in dialed.dials] or ["t"]
     is_curve = len(symbols) == 1
     request = {"env": env, "addons": list(once)}
     return SweepResult(request, out, first, points, {}, symbols[0] if is_curve else "position", is_curve)
 
 
+def shortest(position: Position) -> float | Position:
+    """Return the value alone where there is one dial."""
+    return position if len(position) > 1 else next(iter(position.values()))
+
+
 def as_dict(dialed: DialedPolicy, swept: SweepResult) -> dict[str, Any]:
     """Return the content of `dial.json`; numbers that are not finite become null."""
-    places = [each[0] if len(each) == 1 else dialed.named(each) for each in dialed.positions]
+    places = map(shortest, dialed.positions)
     content = {
         "format": FORMAT,
         "of": str(dialed.path),
