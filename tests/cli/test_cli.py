@@ -184,21 +184,6 @@ def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) 
     assert "NaN" not in Path(scored["file"]).read_text()
 
 
-def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "prior")
-    Path("mine.py").write_text("def near(observations, actions, after, info):\n    return -after[:, 0] ** 2\n")
-    wanted = ["--addon", "mine.py:near", "--trust", "--omega", "0.1", "--no-report", *FEW, "--out", "run"]
-    answered(capsys, "customize", "prior", *wanted)
-    Path("mine.py").rename("yours.py")
-    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2", "--trust")
-    assert code == 0
-    assert (
-        f"the policy's own add-on is left out: add-on 'mine.py:near': there is no file {Path('mine.py').absolute()}"
-        in said
-    )
-    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near", "--trust")
-
-
 @pytest.mark.parametrize("name", ["addons", "doctor"])
 def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(capsys, name)

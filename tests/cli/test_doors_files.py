@@ -62,6 +62,7 @@ def test_an_add_on_that_a_file_names_is_left_out(capsys: pytest.CaptureFixture[s
     small = ["evaluate", "theirs.safetensors", "--env", tiny("Counter"), "--episodes", "1"]
     _, _, said = typed(capsys, *small)
     assert "the policy's own add-on is left out: theirs.safetensors names code that would be run: evil.py:f" in said
+    assert "nowhere.py" in refused(capsys, 2, *small, "--addon", "nowhere.py:f")  # one that is named is not
     assert not Path("owned").exists()
     typed(capsys, *small, "--trust")
     assert Path("owned").exists()

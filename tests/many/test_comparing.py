@@ -238,7 +238,6 @@ def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys
         (["a", "a", "--not-worse", "little"], "--not-worse is 'little'; it must be a share"),
         (["a", "a", "--not-worse", "0%"], "--not-worse is '0%'"),
         (["a", "a", "--error", "0.7"], "error is 0.7; it must be above 0 and below 0.5"),
-        (["a", "a", "--episodes", "0"], "episodes is 0; it must be 1 or more"),
         (["bare", "bare"], "does not say which environment it is for; name one with --env"),
     ],
 )

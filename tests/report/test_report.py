@@ -209,9 +209,6 @@ def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder,
     whole = copied(runs[0], tmp_path / "whole")
     shutil.rmtree(whole.path / "checkpoints")  # as where a run was copied without them
     assert "not finished" not in write_report(whole.path, episodes=1).read_text()
-    half.policy.unlink()
-    with pytest.raises(FileError, match=r"has no policy yet: its first segment is not done"):
-        write_report(half.path)
 
 
 @pytest.mark.usefixtures("_no_renderer")
