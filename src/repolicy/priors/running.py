@@ -25,8 +25,10 @@ from repolicy.priors.kinds import State, generative_usage
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
 
-FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # input types that need a conversion
-WHOLE = {"tensor(int64)": torch.int64, "tensor(int32)": torch.int32, "tensor(bool)": torch.bool}  # of a memory
+INPUT_TYPES: dict[str, Any] = {  # those that are not single precision
+    "tensor(double)": np.float64, "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_,
+}  # fmt: skip
 RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
 TEST_ROWS = 3  # rows of the batch that tests whether a file keeps rows apart
 
@@ -130,13 +132,11 @@ class Session:
             raise UsageError(f"{self.path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {describe_error(error)[:200]}") from None
-        types = {each.name: each.type for each in self._session.get_inputs()}
-        self._types = {name: FLOATS[kind] for name, kind in types.items() if kind in FLOATS}
-        self.whole = {name: WHOLE[kind] for name, kind in types.items() if kind in WHOLE}
+        self._types = {each.name: INPUT_TYPES.get(each.type, np.float32) for each in self._session.get_inputs()}
 
     def run(self, inputs: dict[str, np.ndarray], outputs: list[str] | None = None) -> list[np.ndarray]:
         """Return the named outputs, or all."""
-        inputs = {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in inputs.items()}
+        inputs = {name: array.astype(self._types[name], copy=False) for name, array in inputs.items()}
         return [np.asarray(output) for output in self._session.run(outputs, inputs)]
 
 
@@ -209,8 +209,7 @@ class Graph(FileProgram):
             self.observation_size = size
 
     def initial_memory(self, observation: np.ndarray) -> State:
-        types = self._session.whole
-        return {name: torch.zeros(size, dtype=types.get(name)) for name, size in self._signature.sizes.items()}
+        return {name: torch.zeros(size) for name, size in self._signature.sizes.items()}
 
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
         inputs = {name: tensor.numpy() for name, tensor in memory.items()}

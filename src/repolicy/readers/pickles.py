@@ -148,28 +148,24 @@ def find_root(archive: zipfile.ZipFile) -> str:
 def read_torch_pickle(archive: zipfile.ZipFile, name: str) -> Any:
     """Load `name`.pkl from PyTorch's zip; the bytes of its tensors are in the folder `name`."""
     root = find_root(archive)
-    is_big_endian = f"{root}byteorder" in archive.namelist() and read_zip_entry(archive, f"{root}byteorder") == b"big"
     storages: dict[str, np.ndarray] = {}
 
     def load_storage(key: Any) -> np.ndarray:
         _, kind, number, *_ = key
         if number not in storages:
-            storages[number] = _decode(read_zip_entry(archive, f"{root}{name}/{number}"), kind, is_big_endian)
+            storages[number] = _decode(read_zip_entry(archive, f"{root}{name}/{number}"), kind)
         return storages[number]
 
     return read_pickle(read_zip_entry(archive, f"{root}{name}.pkl"), str(archive.filename), load_storage)
 
 
-def _decode(content: bytes, kind: Any, is_big_endian: bool) -> np.ndarray:
+def _decode(content: bytes, kind: Any) -> np.ndarray:
     """Return the numbers of a storage of a class such as `torch.FloatStorage` from its bytes."""
     last = kind.last if isinstance(kind, GlobalName) else short_repr(kind)
     if last.removesuffix("Storage") not in STORAGE_DTYPES:
         raise ValueError(f"its tensors have numbers of an unknown kind, {last}")
-    dtype = np.dtype(STORAGE_DTYPES[last.removesuffix("Storage")])
-    numbers = np.frombuffer(content, dtype.newbyteorder(">" if is_big_endian else "<"))
-    if last == "BFloat16Storage":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.astype(numbers.dtype.newbyteorder("="))
+    numbers = np.frombuffer(content, STORAGE_DTYPES[last.removesuffix("Storage")])
+    return (numbers.astype(np.uint32) << 16).view(np.float32) if last == "BFloat16Storage" else numbers
 
 
 # The unpickler --------------------------------------------------------------------------------------------------------
