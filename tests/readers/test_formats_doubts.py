@@ -54,14 +54,18 @@ class ReLU(nn.ELU):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ({"policy": "MlpLstmPolicy"}, "the policy has a memory"),
         ({"policy": Bounded}, "its policy is .*Bounded, and what that computes is not in the file"),
         ({"policy_kwargs": {"features_extractor_class": Squares}}, "its features extractor is .*Squares"),
         ({"policy_kwargs": {"activation_fn": ReLU}}, "its activation is .*ReLU; tanh"),
+        ({"policy_kwargs": {"activation_fn": nn.Mish}}, "its activation is Mish; tanh"),
+        ({"seen": spaces.Discrete(3)}, "its observations are a Discrete"),
         ({"seen": spaces.Box(0, 255, (3, 8, 8), np.uint8)}, "its observations are images"),
     ],
 )
-def test_a_zip_whose_code_or_images_change_the_numbers(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8, **settings)
+def test_a_zip_of_another_kind_of_policy_is_refused(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    kind = contrib("RecurrentPPO") if settings.get("policy") == "MlpLstmPolicy" else sb3.PPO
+    _, path = made(kind, tmp_path, n_steps=8, batch_size=8, **settings)
     with pytest.raises(CannotCopyError, match=f"{reason}.*; export it to ONNX or TorchScript") as caught:
         describe(path)
     for asked in (lambda: inspect(path), lambda: open_policy(path)):  # it is no TorchScript, and cannot run as it is

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
-from gymnasium.spaces import Box, Discrete, MultiBinary, Space
+from gymnasium.spaces import Box, Discrete, Space
 from made_checkpoints import class_named, mlp, named
 from torch import nn
 
@@ -245,8 +245,6 @@ def test_what_cannot_be_copied_is_one_sentence(write: Any) -> None:
         describe(write(state, Box(-1.0, 1.0, (3,))))
     with pytest.raises(FileError, match="4 outputs, and its actions need 3"):
         describe(write(state, Discrete(3)))
-    with pytest.raises(CannotCopyError, match="switches"):
-        describe(write(state, MultiBinary(4)))
     path = write(state)
     path.with_name(ARGUMENTS).unlink()
     with pytest.raises(UsageError, match=r"needs class_and_ctor_args.pkl beside it"):

@@ -1,11 +1,5 @@
 """Stable-Baselines3's and sb3-contrib's zips: made here by the libraries, and found in their zoo."""
 
-import base64
-import contextlib
-import io
-import json
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,51 +264,8 @@ def test_statistics_of_another_training_beside_an_off_policy_zip_are_refused(nor
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-class Touches:
-    """A pickle of this makes a file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_nothing_in_a_zip_runs(tmp_path: Path) -> None:
-    _, path = made(sb3.PPO, tmp_path)
-    trap = tmp_path / "trap"
-    harmful = pickle.dumps(Touches(trap))
-    data = json.loads(zipfile.ZipFile(path).read("data"))
-    for name in ("policy_class", "policy_kwargs", "action_space", "observation_space"):
-        changed = data | {name: {":serialized:": base64.b64encode(harmful).decode()}}
-        evil = rewritten(path, tmp_path / f"{name}.zip", data=json.dumps(changed).encode())
-        with contextlib.suppress(FileError):  # what is missing then may be needed, or not
-            describe(evil)
-        assert not trap.exists()
-    buffer = io.BytesIO()
-    torch.save({"action_net.weight": Touches(trap)}, buffer)
-    with pytest.raises(FileError):
-        describe(rewritten(path, tmp_path / "weights.zip", policy=buffer.getvalue()))
-    assert not trap.exists()
-    pickle.loads(harmful)
-    assert trap.exists()  # it would have
-
-
 @pytest.mark.parametrize("name", ["data", "policy"])
 def test_damaged_entries_are_one_sentence(name: str, tmp_path: Path) -> None:
     _, path = made(sb3.PPO, tmp_path)
     with pytest.raises(FileError, match="damaged|no file that PyTorch wrote"):
         describe(rewritten(path, tmp_path / "bad.zip", **{name: b"\x80\x04nonsense"}))
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "reason"),
-    [
-        (lambda: contrib("RecurrentPPO"), {"policy": "MlpLstmPolicy"}, "has a memory"),
-        (KINDS["PPO"], {"policy_kwargs": {"activation_fn": torch.nn.Mish}}, "activation is Mish"),
-        (KINDS["PPO"], {"seen": spaces.Discrete(3)}, "observations are a Discrete"),
-    ],
-)
-def test_what_cannot_be_copied_says_why(kind: Any, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(CannotCopyError, match=reason):
-        describe(made(kind(), tmp_path, **settings)[1])

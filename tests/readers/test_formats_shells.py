@@ -110,14 +110,6 @@ def test_nothing_is_called(protocol: int, tmp_path: Path) -> None:
     assert trap.exists()  # it would have
 
 
-def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unheard_of.py").write_text(f"open({str(tmp_path / 'trap')!r}, 'w')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = read_pickle(b"\x80\x04\x8c\x0aunheard_of\x8c\x05Thing\x93.", "a file")
-    assert found == GlobalName("unheard_of.Thing")
-    assert not (tmp_path / "trap").exists()
-
-
 def array_state(shape: tuple[int, ...], content: bytes) -> bytes:
     """A pickle of an array with any shape and any bytes."""
     plain = pickletools.optimize(pickle.dumps(np.zeros(1, "f8"), 2))

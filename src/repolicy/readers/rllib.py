@@ -22,7 +22,6 @@ from repolicy.readers.perceptrons import (
     actions_of,
     canonical_activation,
     finite_float32,
-    has_switches,
     make_normalizer,
     make_perceptron,
     sequential_layers,
@@ -63,8 +62,6 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     config = arguments["model_config"]  # only the settings that differ from RLlib's defaults
     if isinstance(config, ObjectStub):
         config = config.state
-    if has_switches(arguments["action_space"]):
-        raise CannotCopyError("its actions are switches")
     actions = actions_of(arguments["action_space"])
     body = _encoders(tensors)[0]
     head = sequential_layers(tensors, HEAD, NORM_EPSILON)
