@@ -43,7 +43,7 @@ WINGS = [
     Mutant("wishes/record.py", "% group_size == 0", "% 1 == 0", "tests/wishes", "neighboring windows that count as independent"),
     Mutant("wishes/inference.py", " + _noise(policy, final_weights, policy_groups)", "", INFERENCE, "the error forgets the policy's own noise"),
     Mutant("wishes/inference.py", " * len(numbers) / max(len(numbers) - 1, 1)", "", INFERENCE, "errors of few trajectories without their degrees of freedom"),
-    Mutant("wishes/inference.py", "policy_weights) >= min_share:", "policy_weights) >= 0.0:", INFERENCE, "weights beyond what trajectories tell"),
+    Mutant("wishes/inference.py", "policy_weights) >= MIN_SHARE:", "policy_weights) >= 0.0:", INFERENCE, "weights beyond what trajectories tell"),
     Mutant("wishes/inference.py", "person[0] - level - inputs(person[1]) @ (by_even + by_odd) / 2", "person[0] - level", INFERENCE, "a person to blame for where they took over"),
     Mutant("wishes/inference.py", "level = sums.mean(0)", "level = 0.0 * sums.mean(0)", INFERENCE, "a mean that the ridge shrinks"),
     Mutant("wishes/preferences.py", "(answers - probability) - precision @ theta", "(answers - probability)", PREFERENCES, "answers without what is believed beforehand"),

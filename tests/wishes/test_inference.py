@@ -8,8 +8,9 @@ from repolicy.addons.wish_file import Features
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
+from repolicy.wishes import inference
 from repolicy.wishes.inference import Theta, effective_share, gradient, infer_theta, minus_expected, reweighted
-from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative
+from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, fit_with_prior, most_informative
 from repolicy.wishes.record import Labels, Record, windows
 
 ALPHA, OMEGA = 0.7, 0.4
@@ -72,7 +73,8 @@ def test_theta_is_found_where_chance_moves_the_environment(twice: bool) -> None:
         assert theta == pytest.approx(TRUE, abs=1e-3)
 
 
-def test_one_inference_is_enough_where_the_environment_repeats_itself() -> None:
+def test_one_inference_is_enough_where_the_environment_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "MIN_SHARE", 0.01)
     mdp, prior = process(FEATURES, sure=True)
     object.__setattr__(mdp, "discount", 1.0)
     trajectories, features, _ = summed(mdp, FEATURES)
@@ -85,7 +87,7 @@ def test_one_inference_is_enough_where_the_environment_repeats_itself() -> None:
     person, policy, features = (each[start] for each in (person, policy, features))
     person, policy = person / person.sum(), policy / policy.sum()
     able = person > 0
-    found = infer_theta(features[able], features[able], ALPHA, None, (person[able], policy[able]), min_share=0.01)
+    found = infer_theta(features[able], features[able], ALPHA, None, (person[able], policy[able]))
     assert reweighted(features[able], found.value, ALPHA, policy[able]) == pytest.approx(person[able], abs=1e-6)
 
 
@@ -174,11 +176,11 @@ def test_what_is_always_together_counts_once_in_the_error() -> None:
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:
     random = np.random.default_rng(2)
     policy = random.normal(size=(1000, 2))
-    found = infer_theta(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, min_share=0.2)
+    found = infer_theta(random.normal(size=(100, 2)) + 30.0, policy, ALPHA)
     alike = np.full(1000, 1 / 1000)
-    assert 0.2 <= effective_share(reweighted(policy, found.value, ALPHA, alike), alike) < 0.4
+    assert 0.1 <= effective_share(reweighted(policy, found.value, ALPHA, alike), alike) < 0.2
     assert found.is_cut
-    assert not infer_theta(random.normal(size=(100, 2)) + 0.3, policy, ALPHA, min_share=0.2).is_cut
+    assert not infer_theta(random.normal(size=(100, 2)) + 0.3, policy, ALPHA).is_cut
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_what_cannot_be_inferred_is_one_sentence(person: np.ndarray, why: str) -
 
 def test_two_options_have_the_closed_form() -> None:
     """Of n answers k prefer the first: θ is the log odds, and its variance 1/(n·p·(1 − p))."""
-    found = bradley_terry(np.ones((40, 1)), np.repeat([1.0, 0.0], [30, 10]), prior_std=1e6)
+    found, _ = fit_with_prior(np.ones((40, 1)), np.repeat([1.0, 0.0], [30, 10]), 1e6)
     assert found.value == pytest.approx([np.log(3.0)], abs=1e-8)
     assert found.covariance == pytest.approx(np.array([[1 / (40 * 0.75 * 0.25)]]), abs=1e-8)
 
@@ -213,8 +215,8 @@ def test_intervals_of_few_answers_hold_theta_as_often_as_they_promise() -> None:
 
 def test_alike_is_half_of_each() -> None:
     some = np.array([[1.0], [1.0], [2.0], [2.0]])
-    halves = bradley_terry(np.array([[1.0], [2.0]]), np.array([1.0, 0.5]), prior_std=1.0)
-    twice = bradley_terry(some, np.array([1.0, 1.0, 1.0, 0.0]), prior_std=2**-0.5)
+    halves, _ = fit_with_prior(np.array([[1.0], [2.0]]), np.array([1.0, 0.5]), 1.0)
+    twice, _ = fit_with_prior(some, np.array([1.0, 1.0, 1.0, 0.0]), 2**-0.5)
     assert halves.value == pytest.approx(twice.value, abs=1e-8)
 
 
@@ -232,8 +234,8 @@ def test_a_spread_is_chosen_that_leaves_out_what_matters_not() -> None:
     random = np.random.default_rng(0)
     rows, fresh = random.normal(size=(100, 40)), random.normal(size=(1000, 40))
     answers = (2 * rows[:, 0] + random.logistic(size=100) > 0).astype(float)
-    fits = bradley_terry(rows, answers), bradley_terry(rows, answers, prior_std=1e3)
-    chosen, free = (np.corrcoef(fresh @ fit.value, fresh[:, 0])[0, 1] for fit in fits)
+    fits = bradley_terry(rows, answers), fit_with_prior(rows, answers, 1e3)[0]
+    chosen, free = (np.corrcoef(fresh @ each.value, fresh[:, 0])[0, 1] for each in fits)
     assert chosen > max(0.85, free + 0.04)
 
 

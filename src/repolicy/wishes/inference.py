@@ -16,6 +16,9 @@ from repolicy.errors import UsageError
 
 # Newton's method: the largest number of steps, and the change, in units of the features' std, that ends it.
 MAX_STEPS, TOLERANCE = 50, 1e-10
+# The least effective share of the policy's trajectories. θ stops before it would fall below this; the next inference
+# continues with trajectories of a policy for the θ reached.
+MIN_SHARE = 0.1
 # The regression on starts: the number of tanh units, the clipping of inputs in stds, and the ridge.
 UNITS, MAX_INPUT, START_RIDGE = 200, 5.0, 1e-2
 # The damping, as a share of the largest curvature. Directions that the trajectories do not determine stay as they are.
@@ -55,7 +58,6 @@ def infer_theta(
     theta: np.ndarray | None = None,
     probabilities: tuple[np.ndarray, np.ndarray] | None = None,
     groups: tuple[np.ndarray, np.ndarray] | None = None,
-    min_share: float = 0.1,
 ) -> Theta:
     """Return the maximum-likelihood θ of a person's trajectories.
 
@@ -67,8 +69,6 @@ def infer_theta(
         probabilities: of each trajectory, `[M]` and `[N]`. By default they are equal.
         groups: the number of each trajectory's group, `[M]` and `[N]`. Successive trajectories are correlated, so the
             standard errors take groups, not trajectories, as independent. By default each is a group of its own.
-        min_share: stop when the effective share of the policy's trajectories would fall below this. The next inference
-            then continues with trajectories of a policy for the θ reached.
     """
     scale = feature_stds(person, policy)
     if probabilities is None:
@@ -85,7 +85,7 @@ def infer_theta(
         move *= min(1.0, alpha / spread)  # at most one standard deviation at a time
         is_cut = False
         while np.abs(move).max() > TOLERANCE:
-            if effective_share(reweighted(policy, step + move, alpha, policy_weights), policy_weights) >= min_share:
+            if effective_share(reweighted(policy, step + move, alpha, policy_weights), policy_weights) >= MIN_SHARE:
                 break
             move, is_cut = move / 2, True
         if np.abs(move).max() <= TOLERANCE:

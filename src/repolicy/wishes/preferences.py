@@ -19,14 +19,12 @@ GRADIENT_STEPS, LEARNING_RATE, WEIGHT_DECAY = 300, 1e-2, 1e-2  # of the networks
 MEMBERS, HIDDEN = 5, 32  # networks in the ensemble, and hidden units of each
 
 
-def bradley_terry(
-    differences: np.ndarray, answers: np.ndarray, prior_std: float | None = None, names: Sequence[str] = ()
-) -> Theta:
+def bradley_terry(differences: np.ndarray, answers: np.ndarray, names: Sequence[str] = ()) -> Theta:
     """Return θ given differences `[P, K]` of features, left − right, and answers `[P]`: 1 left, 0 right, ½ alike.
 
     θ is the mode of the posterior for a Gaussian prior around 0. Its covariance is that of Laplace's approximation.
-    `prior_std` is in units of the differences' own size. By default all PRIOR_STDS are fitted and averaged, weighted
-    by the evidence that the answers give each. `names` are the features' names, for errors.
+    All PRIOR_STDS are fitted and averaged, weighted by the evidence that the answers give each. `names` are the
+    features' names, for errors.
     """
     scale = np.sqrt(np.square(differences).mean(0))
     if (constant := np.flatnonzero(scale == 0)).size:
@@ -35,8 +33,7 @@ def bradley_terry(
             f"{which} is the same in both clips of all pairs, so nothing can be learnt of it: leave it out"
         )
     rows = differences / scale
-    stds = PRIOR_STDS if prior_std is None else (prior_std,)
-    fits, evidence = zip(*[_fit(rows, answers, std) for std in stds], strict=True)
+    fits, evidence = zip(*[fit_with_prior(rows, answers, std) for std in PRIOR_STDS], strict=True)
     # The mean and covariance of the mixture of all fits.
     probabilities = np.exp(np.array(evidence) - np.logaddexp.reduce(evidence))
     values = np.stack([fit.value for fit in fits])
@@ -46,7 +43,7 @@ def bradley_terry(
     return Theta(value / scale, covariance / np.outer(scale, scale))
 
 
-def _fit(rows: np.ndarray, answers: np.ndarray, prior_std: float) -> tuple[Theta, float]:
+def fit_with_prior(rows: np.ndarray, answers: np.ndarray, prior_std: float) -> tuple[Theta, float]:
     """Return the posterior's mode and covariance, and the log-evidence of the answers, for one std of the prior."""
     size = rows.shape[1]
     theta, precision = np.zeros(size), np.eye(size) / prior_std**2
