@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,32 +105,6 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     with pytest.raises(CannotCopyError, match="its activation is selu") as caught:
         describe(path)
     assert "--layout" not in str(caught.value)  # a layout names an activation, and the one of the file is not known
-
-
-CRITICS: dict[str, Callable[[], nn.Module]] = {  # another input than the actor, or a layer that cannot be copied
-    "asymmetric": lambda: mlp((9, 8, 1), nn.ELU),
-    "BatchNorm": lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ELU(), nn.Linear(8, 1)),
-}
-
-
-@pytest.mark.parametrize("kind", CRITICS)
-@pytest.mark.parametrize("layout", ["rsl_rl 1 to 3", "rsl_rl 4 or later", "CleanRL"])
-def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_path: Path) -> None:
-    actor, critic, std = mlp((5, 8, 2), nn.Tanh), CRITICS[kind](), torch.tensor([0.3, 0.8])
-    kept: dict[str, Any] = {
-        "rsl_rl 1 to 3": {"model_state_dict": named("actor", actor) | named("critic", critic) | {"std": std}},
-        "rsl_rl 4 or later": {
-            "actor_state_dict": named("mlp", actor) | {"distribution.std_param": std},
-            "critic_state_dict": named("mlp", critic),
-        },
-        "CleanRL": named("actor_mean", actor) | named("critic", critic) | {"actor_logstd": std.log()},
-    }
-    described = describe(saved(tmp_path / "model.pt", kept[layout]), Options(file_activation="tanh"))
-    obs = observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(actor(obs), std)
-    assert_scored(described, obs, dist)
-    assert_equal(mean(described, obs), dist.mean)
 
 
 ONES = torch.ones

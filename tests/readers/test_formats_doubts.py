@@ -1,9 +1,6 @@
 """Files that look like a known policy and are another one: each is refused in one sentence, never read wrongly."""
 
-import os
 import pickle
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,14 @@ from gymnasium import spaces
 from made_checkpoints import Agent, Seen, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
 from made_graphs import graph, node, onnx, script, stacked
 from made_sb3 import contrib, made, sb3
-from other_policies import Around
 from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.opening import open_agent, open_policy
+from repolicy.priors.opening import open_policy
 from repolicy.readers import brax
-from repolicy.readers.context import find_statistics, read_statistics
+from repolicy.readers.context import find_statistics
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
@@ -302,19 +298,6 @@ def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
-def endless(depth: int) -> bytes:
-    """A pickle of some bytes whose value, written out, would be 2^depth long: ((((), ()), ((), ())), ...)."""
-    return b"\x80\x02]" + b"2\x86" * depth + b"."
-
-
-@pytest.mark.parametrize("read", [describe, read_statistics])
-def test_a_pickle_is_not_written_out_to_say_what_it_is(read: Any, tmp_path: Path) -> None:
-    (tmp_path / "params").write_bytes(endless(200))
-    with pytest.raises(FileError, match="params") as caught:
-        read(tmp_path / "params")
-    assert len(str(caught.value)) < 600
-
-
 def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
     path = brax_file(tmp_path / "params", LayerNorm_0={"scale": random(4)})
     with pytest.raises(FileError, match="params is damaged, or of another layout: 'bias' is missing"):
@@ -322,35 +305,3 @@ def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
     layer = {"kernel": random(5, 4), "bias": random(3)}
     with pytest.raises(FileError, match=r"4 units has biases of shape \[3\]"):
         describe(brax_file(tmp_path / "params", hidden_0=layer))
-
-
-# Opened once ----------------------------------------------------------------------------------------------------------
-OPENED: dict[str, int] = {}
-sys.addaudithook(lambda event, arguments: _note(arguments[0]) if event == "open" and OPENED else None)
-
-
-def _note(file: Any) -> None:
-    if isinstance(file, str | bytes | Path) and (name := os.fsdecode(file)) in OPENED:
-        OPENED[name] += 1
-
-
-def bare(folder: Path, activation: str) -> Path:
-    nodes = [node("Gemm", "obs w", "a"), node(activation, "a", "b"), node("Gemm", "b v", "out")]
-    return graph(folder / "policy.onnx", nodes, LAYERS)
-
-
-FILES: dict[str, tuple[Callable[[Path], Path], float | None]] = {  # and the std that the user gives
-    "a zip": (lambda folder: made(sb3.PPO, folder)[1], None),
-    "a graph": (lambda folder: bare(folder, "Tanh"), 0.2),
-    "a graph that runs as it is": (lambda folder: bare(folder, "Softsign"), 0.2),
-    "a script that runs as it is": (lambda folder: script(folder / "around.pt", Around(), 5), 0.2),
-}
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_a_priors_file_is_opened_once_however_its_policy_comes_out_of_it(kind: str, tmp_path: Path) -> None:
-    make, std = FILES[kind]
-    path = make(tmp_path)
-    OPENED[str(path)] = 0
-    open_agent(path, Options(std=std), trust=True)
-    assert OPENED.pop(str(path)) == 1

@@ -13,7 +13,7 @@ import torch
 from comparing import assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
 from made_checkpoints import seen_by_rsl_rl
 from made_graphs import graph, node, onnx, run, script, stacked
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import nn
 
 from repolicy.cli.inspection import inspect
@@ -24,7 +24,6 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import open_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError
-from repolicy.readers.onnx_graphs import TYPES, _array
 from repolicy.readers.reading import Options
 
 
@@ -192,14 +191,6 @@ def test_rsl_rls_exports(kind: str, tmp_path: Path) -> None:
 
 
 # By hand: what exporters write in other ways --------------------------------------------------------------------------
-@pytest.mark.parametrize("number", sorted(TYPES))
-def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path) -> None:
-    """Kept as bytes, and kept number by number, which is another way for each type."""
-    values = np.array([[1.0, -0.5], [0.0, 3.0]]).astype(TYPES[number])
-    for tensor in (numpy_helper.from_array(values), helper.make_tensor("w", number, (2, 2), values.flatten())):
-        np.testing.assert_array_equal(_array(tensor), values)
-
-
 def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
     nodes = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b"), node("Gemm", "b v", "logits")]
     choice = [node("ArgMax", "logits", "c", axis=-1, keepdims=1), node("Squeeze", "c axis", "out")]

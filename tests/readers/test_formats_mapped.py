@@ -67,15 +67,7 @@ def test_rl_games(kind: str, tmp_path: Path) -> None:
     assert any("taken as exp(sigma)" in note for note in described.notes) == (kind != "choice")
 
 
-def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
-    network = named("actor_mlp", trunk(nn.ELU)) | named("mu", nn.Linear(7, 2)) | {"sigma": STD}
-    network |= named("rnn.rnn", nn.LSTM(5, 5))
-    path = saved(tmp_path / "a.pth", {"model": {f"a2c_network.{name}": each for name, each in network.items()}})
-    with pytest.raises(CannotCopyError, match=r"has a memory \(model.a2c_network.rnn"):
-        describe(path)
-
-
-def test_a_memory_is_no_part_of_a_layout_either(tmp_path: Path) -> None:
+def test_a_memory_is_no_part_of_a_layout(tmp_path: Path) -> None:
     """Of a critic it does not matter."""
     network = named("enc", nn.Linear(5, 7)) | named("mu", nn.Linear(7, 2)) | {"log_std": STD}
     options = Options(layout="actor=enc+mu, log_std=log_std, activation=elu")

@@ -146,15 +146,7 @@ def test_a_gaussian_of_which_both_halves_depend_on_the_state(write: Any, body: s
     assert (described.library, described.kind, described.clips) == ("RLlib", "PPO", True)
 
 
-def test_one_std_for_all_states(write: Any) -> None:
-    net, state = made(2)
-    log_std, obs = torch.tensor([-0.5, 0.3]), observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(net(obs), log_std.exp())
-    assert_scored(describe(write(state | {"pi.log_std": log_std}, free_log_std=True)), obs, dist)
-
-
-def test_layer_norms_have_rllibs_epsilon(write: Any) -> None:
+def test_layer_norms_have_rllibs_epsilon_and_one_std_is_for_all_states(write: Any) -> None:
     net, _ = made(2)
     encoder = nn.Sequential(net[0][0], nn.LayerNorm(8, eps=1e-3), nn.Tanh(), net[0][2], nn.LayerNorm(7, eps=1e-3))
     log_std, obs = torch.tensor([-0.5, 0.3]), observations(5)

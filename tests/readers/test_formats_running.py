@@ -191,46 +191,21 @@ def test_a_graph_that_draws_its_actions_is_refused(tmp_path: Path) -> None:
         placed(drawing(tmp_path / "policy.onnx", ("actions",)), 5, 3)
 
 
-def looping(path: Path, count: int, kept: Any = None) -> Path:
-    """A graph that halves its actions so many times, with another tensor in its sub-graph where one is given."""
-    make, number, truth, whole = onnx.helper.make_tensor, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL, 7
-    typed = onnx.helper.make_tensor_value_info
-    body = onnx.helper.make_graph(
-        [node("Identity", "c0", "c1"), node("Mul", "x0 half", "x1")], "body",
-        [typed("i", whole, []), typed("c0", truth, []), typed("x0", number, None)],
-        [typed("c1", truth, []), typed("x1", number, None)],
-        [make("half", number, [], [0.5]), *([kept] if kept is not None else [])],
-    )  # fmt: skip
-    constants = {"w": random(5, 3), "most": np.array(count), "yes": np.array(True)}
-    return graph(path, [node("Gemm", "obs w", "x"), node("Loop", "most yes x", "out", body=body)], constants)
-
-
-def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
-    path, obs = looping(tmp_path / "policy.onnx", 3), observations(5)
-    assert_equal(placed(path, 5, 3).distribution(obs).mode(), run(path, obs))
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.uint8])  # the second is one that no copy is made of
 @pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "link"])
-def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: str, kind: Any, tmp_path: Path) -> None:
+def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(16))
     (folder / "link").symlink_to(tmp_path / "secret")
-    tensor = onnx.numpy_helper.from_array(np.zeros(4, kind), "kept")
+    tensor = onnx.numpy_helper.from_array(np.zeros(4, np.float32), "kept")
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=place)
     model = onnx.load(residual(folder))
     model.graph.initializer.append(tensor)
     (folder / "flat.onnx").write_bytes(model.SerializeToString())
-    for path in (folder / "flat.onnx", looping(folder / "loop.onnx", 3, tensor)):
-        with pytest.raises(FileError, match="keeps weights in another file"):
-            Graph(PolicyFile(path))
-    if place == "link":
-        (folder / "link").unlink()
-        (folder / "link").write_bytes(bytes(16))
-        Graph(PolicyFile(looping(folder / "loop.onnx", 3, tensor)))
+    with pytest.raises(FileError, match="keeps weights in another file"):
+        Graph(PolicyFile(folder / "flat.onnx"))
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:

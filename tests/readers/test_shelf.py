@@ -86,14 +86,6 @@ def test_another_file_is_refused_on_its_way_and_in_the_cache(mine: tuple[str, di
         find_policy(name)
 
 
-def test_a_cache_that_cannot_be_written_is_one_sentence(mine: tuple[str, dict[str, bytes]]) -> None:
-    name, contents = mine
-    shelf.cache_folder().parent.mkdir(parents=True)
-    shelf.cache_folder().write_bytes(b"a file where the folder would be")
-    with pytest.raises(FileError, match="policy.zip cannot be written"):
-        fetch_published(name, lambda address: contents["a/policy.zip"])
-
-
 def test_a_file_that_was_put_in_its_place_by_hand_will_do(mine: tuple[str, dict[str, bytes]]) -> None:
     name, contents = mine
     cached_policy(name).parent.mkdir(parents=True)
