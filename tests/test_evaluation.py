@@ -200,28 +200,21 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "episodes", "error", "sentence"),
+    ("env", "episodes", "more", "error", "sentence"),
     [
-        ("Counter", 0, UsageError, "episodes is 0; it must be 1 or more"),
-        ("Counter", 2.5, UsageError, "episodes is 2.5; it must be a whole number, 1 or more"),
-        ("Counter", 1, UsageError, "takes observations of 1 numbers, but .* gives 2"),
-        ("NanObservation", 1, NumericError, "not finite"),
+        ("Counter", 0, {}, UsageError, "episodes is 0; it must be 1 or more"),
+        ("Counter", 2.5, {}, UsageError, "episodes is 2.5; it must be a whole number, 1 or more"),
+        ("Counter", 1, {}, UsageError, "takes observations of 1 numbers, but .* gives 2"),
+        ("NanObservation", 1, {}, NumericError, "not finite"),
+        *(("LinearQuadratic", 1, {"seed": seed}, UsageError, "seed is") for seed in (None, -1, 1.5)),
+        ("LinearQuadratic", 1, {"prior": "hopper"}, UsageError, "this str cannot be a prior: it has no log_prob"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(env: str, episodes: int, error: type, sentence: str) -> None:
+def test_what_cannot_be_evaluated_is_refused(
+    env: str, episodes: int, more: dict[str, Any], error: type, sentence: str
+) -> None:
     with pytest.raises(error, match=sentence):
-        evaluate(policy(1), tiny(env), episodes)
-
-
-@pytest.mark.parametrize("seed", [None, -1, 1.5])
-def test_a_seed_is_a_whole_number(seed: Any) -> None:
-    with pytest.raises(UsageError, match="seed is"):
-        evaluate(policy(1), tiny("Counter"), 1, seed=seed)
-
-
-def test_a_prior_that_scores_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="this str cannot be a prior: it has no log_prob"):
-        evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")
+        evaluate(policy(1), tiny(env), episodes, **more)
 
 
 def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(tmp_path: Path) -> None:

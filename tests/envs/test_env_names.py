@@ -16,21 +16,6 @@ from repolicy.errors import UsageError
 envpool = pytest.importorskip("envpool")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
-        ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box of floats, Discrete and MultiDiscrete"),
-        ("WholeNumbers", "has actions of kind Box.*int64.; Repolicy takes Box of floats"),
-        ("NothingToSee", "NothingToSee' has an observation or an action without a number"),
-        ("NothingToChoose", "NothingToChoose' has an observation or an action without a number"),
-    ],
-)
-def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_envs(tiny(name), 1, 0)
-
-
 def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"'Hopper-v4' needs MuJoCo, .*: pip install 'repolicy\[engine\]'$"):
@@ -49,9 +34,27 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
         (tiny("not_callable"), "auto", "is a int, and no function"),
         (tiny("CannotBeMade"), "auto", "cannot be made: ValueError: no licence"),
         ("nowhere.py:Env", "auto", "there is no file .*nowhere.py"),
+        (
+            tiny("OddObservations"),
+            "auto",
+            "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box",
+        ),
+        (tiny("OddActions"), "auto", "has actions of kind Tuple.*; Repolicy takes Box of floats, Discrete and MultiD"),
+        (tiny("WholeNumbers"), "auto", "has actions of kind Box.*int64.; Repolicy takes Box of floats"),
+        (tiny("NothingToSee"), "auto", "NothingToSee' has an observation or an action without a number"),
+        (tiny("NothingToChoose"), "auto", "NothingToChoose' has an observation or an action without a number"),
+        ("HalfCheetah-v4?reset_noise=1", "auto", "has no option 'reset_noise' in EnvPool; did you mean reset_noise_s"),
+        ("Pendulum-v1?g=8", "auto", "no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
+        ("HalfCheetah-v4?reset_noise_scale=much", "auto", "v4' does not take .*much.*: a value is of the wrong kind"),
+        ("HalfCheetah-v4?noise", "auto", "'noise' is no option; write NAME.option=value"),
+        ("Hopper-v4?a=1&b=2&a=1", "auto", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
+        ("Hopper-v4?frame_stack=0", "auto", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must"),
+        ("Hopper-v4?xml_file=foo.xml", "auto", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
+        *((f"Hopper-v4?{key}=3", "auto", f"{key!r} is Repolicy's own to set: use --envs") for key in RESERVED_OPTIONS),
+        ("InvertedPendulum-v5?foo=1", "gymnasium", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
     ],
 )
-def test_unknown_names(name: str, backend: Any, message: str) -> None:
+def test_what_cannot_be_made_is_one_sentence(name: str, backend: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_envs(name, 1, 0, backend)
 
@@ -88,26 +91,6 @@ def test_a_decoders_path_holds_no_sign_between_options() -> None:
 
 def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
     assert parse_env_name(f"Hopper-v4?a={'[' * 100_000}").options == {"a": "[" * 100_000}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("HalfCheetah-v4?reset_noise=1", "has no option 'reset_noise' in EnvPool; did you mean reset_noise_scale"),
-        ("Pendulum-v1?g=8", "'Pendulum-v1' has no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
-        ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
-        ("HalfCheetah-v4?noise", "'noise' is no option; write NAME.option=value"),
-        ("Hopper-v4?a=1&b=2&a=1", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
-        ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
-        ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
-        *((f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs") for key in RESERVED_OPTIONS),
-        ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
-    ],
-)
-def test_wrong_options_are_named(name: str, message: str) -> None:
-    backend: Any = "gymnasium" if "Inverted" in name else "auto"
-    with pytest.raises(UsageError, match=message):
-        make_envs(name, 1, 0, backend)
 
 
 def test_whoever_asks_for_names_first_is_not_kept_in_memory() -> None:

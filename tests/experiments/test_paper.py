@@ -1,6 +1,7 @@
 """The paper's campaign: its runs, what it begins with, and what the report may say."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,16 @@ from experiments.statistics import bootstrap_interval, iqm
 from tests.experiments.rows import results, row
 
 
+def curve_of(basic: list[float | None], length: list[float | None], task: list[float]) -> dict[str, Any]:
+    return {"steps": [1.0, 2.0], "basic_return": basic, "episode_length": length, "reward_task": task}
+
+
 @pytest.mark.parametrize(
     ("task", "total", "wanted"), [("basic", False, 50.0), ("full", True, 3.0), ("addon", True, 53.0)]
 )
 def test_a_curve_is_of_the_return_of_an_episode(task: str, total: bool, wanted: float) -> None:
     """Basic return 50; the run's own reward 0.3 a step in episodes of 10 steps. Full's own is the total already."""
-    curve = {
-        "steps": [1.0, 2.0],
-        "basic_return": [None, 50.0],
-        "episode_length": [None, 10.0],
-        "reward_task": [0.1, 0.3],
-    }
+    curve = curve_of([None, 50.0], [None, 10.0], [0.1, 0.3])
     made = row("halfcheetah/x/0", 1.0, curve=curve, request={"objective": {"task": task}})
     steps, found = episode_returns(made, total)
     assert steps.tolist() == [2.0]
@@ -35,12 +35,7 @@ def test_a_curve_is_the_middle_of_the_seeds_and_its_band() -> None:
     """Four seeds whose return stands still at 0, 10, 20 and 90: the middle half has a mean of 15."""
     rows = {}
     for seed, level in enumerate((0.0, 10.0, 20.0, 90.0)):
-        curve = {
-            "steps": [1.0, 2.0],
-            "basic_return": [level] * 2,
-            "episode_length": [5.0] * 2,
-            "reward_task": [0.0] * 2,
-        }
+        curve = curve_of([level] * 2, [5.0] * 2, [0.0] * 2)
         rows[f"halfcheetah/soft/{seed}"] = row("", level, curve=curve, request={"objective": {"task": "basic"}})
     found = learning_curve(Results(rows, 5), "halfcheetah", "soft", total=False)
     assert found is not None

@@ -206,26 +206,23 @@ def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: An
         host.resumed(tmp_path, str(tmp_path / "a.safetensors"))
 
 
-class Broken:
-    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        return actions.sum(-1) * math.nan
-
-
-@hosts
-def test_a_reward_that_is_not_finite_is_not_learnt_from(host: Any) -> None:
-    started = host(Broken())
-    before = started.weights
-    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
-        started.learn(1)
-    assert all(torch.equal(a, b) for a, b in zip(before, started.weights, strict=True))
-
-
 class Mine:
+    """A prior of one's own, whose log-probabilities are changed."""
+
     def __init__(self, wrong: Any) -> None:
         self.wrong = wrong
 
     def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> Any:
         return self.wrong(PRIOR.log_prob(observations, actions))
+
+
+@hosts
+def test_a_reward_that_is_not_finite_is_not_learnt_from(host: Any) -> None:
+    started = host(Mine(lambda found: found * math.nan))
+    before = started.weights
+    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
+        started.learn(1)
+    assert all(torch.equal(a, b) for a, b in zip(before, started.weights, strict=True))
 
 
 @hosts

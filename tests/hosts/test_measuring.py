@@ -194,9 +194,8 @@ class Resting(Sb3Drift):
 def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "repolicy.hosts.measuring.MAX_EPISODE_STEPS", 60 if shown else 160
-    )  # states take longer episodes
+    longest = 60 if shown else 160  # states take longer episodes
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", longest)
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_OBSERVATIONS", 8_000)  # after two rounds of them
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
@@ -266,9 +265,8 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
         def step(self, actions: torch.Tensor) -> EnvStep:
             self.time += 1
             states = torch.randn(count, 1, generator=self.generator)
-            return EnvStep(
-                states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
-            )
+            ended = torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
+            return EnvStep(states, None, actions.squeeze(-1), ended)
 
         def states(self, observations: torch.Tensor) -> torch.Tensor:
             return observations

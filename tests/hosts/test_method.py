@@ -96,36 +96,29 @@ def test_a_budget_of_log_prior_moves_omega_alone() -> None:
     assert steering.objective.alpha == 0.25
 
 
-def test_a_weight_that_is_named_anew_goes_before_a_budget_that_was_found() -> None:
-    """That budget came of weights which nobody named, and would move what is named now."""
-    state = Steering(residual(0.5, 0.5), kl_budget=2.0).state()
-    on, anew, named = (Steering(each) for each in (residual(), residual(0.1, 0.5), residual(0.5, 0.5)))
-    for steering in (on, anew, named):
-        steering.resume(state, steering.objective)
-    assert (on.kl_budget, on.objective.omega, on.objective.alpha) == (2.0, 0.5, 0.5)
-    assert (anew.kl_budget, anew.objective.omega, anew.objective.alpha) == (None, 0.1, 0.5)
-    assert (named.kl_budget, named.objective.omega) == (2.0, 0.5)  # nothing is named otherwise
+FOUND = Steering(residual(0.5, 0.5), kl_budget=2.0)  # a budget that nobody named
+KEPT = Steering(residual(0.4, 0.2), keep=0.9)
+BY_NATS = Steering(residual(0.4, 0.2), log_prior_budget=1.0)
 
 
-def test_a_weight_that_a_kept_share_does_not_move_may_be_named_anew() -> None:
-    state = Steering(residual(0.4, 0.2), keep=0.9).state()
-    steering = Steering(residual(0.3, 0.05), keep=0.9)
-    steering.resume(state, steering.objective, steering.settings.budget)
-    assert steering.objective == residual(0.4, 0.05)
-
-
-@pytest.mark.parametrize("before", [{"keep": 0.9}, {"log_prior_budget": 1.0}])
-def test_a_kl_budget_with_its_alpha_goes_on_from_the_omega_that_another_rule_moved(before: dict[str, float]) -> None:
-    state = Steering(residual(0.4, 0.2), **before).state()
-    steering = Steering(residual(alpha=0.05), kl_budget=0.5)
-    steering.resume(state, steering.objective, steering.settings.budget)
-    assert (steering.objective.omega, steering.objective.alpha, steering.kl_budget) == (0.4, 0.4, 0.5)
-
-
-def test_a_budget_of_log_prior_goes_on_where_nothing_is_named() -> None:
-    steering = Steering(residual())
-    steering.resume(Steering(residual(0.5, 0.25), log_prior_budget=1.0).state(), steering.objective)
-    assert (steering.log_prior_budget, steering.kl_budget, steering.objective.omega) == (1.0, None, 0.5)
+@pytest.mark.parametrize(
+    ("saved", "today", "weights", "kl_budget", "log_prior_budget"),
+    [
+        (FOUND, Steering(residual()), residual(0.5, 0.5), 2.0, None),
+        (FOUND, Steering(residual(0.1, 0.5)), residual(0.1, 0.5), None, None),  # it would move what is named now
+        (FOUND, Steering(residual(0.5, 0.5)), residual(0.5, 0.5), 2.0, None),  # nothing is named otherwise
+        (KEPT, Steering(residual(0.3, 0.05), keep=0.9), residual(0.4, 0.05), None, None),  # a share moves omega alone
+        (KEPT, Steering(residual(alpha=0.05), kl_budget=0.5), residual(0.4, 0.4), 0.5, None),  # omega was moved
+        (BY_NATS, Steering(residual(alpha=0.05), kl_budget=0.5), residual(0.4, 0.4), 0.5, None),
+        (BY_NATS, Steering(residual()), residual(0.4, 0.2), None, 1.0),
+    ],
+)
+def test_what_was_found_goes_on_beside_what_is_named_today(
+    saved: Steering, today: Steering, weights: Objective, kl_budget: Any, log_prior_budget: Any
+) -> None:
+    today.resume(saved.state(), today.objective, today.settings.budget)
+    assert (today.objective.omega, today.objective.alpha) == (weights.omega, weights.alpha)
+    assert (today.kl_budget, today.log_prior_budget) == (kl_budget, log_prior_budget)
 
 
 def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:

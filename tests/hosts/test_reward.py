@@ -59,13 +59,9 @@ def test_without_weights_rewards_stay_as_they_are() -> None:
 
 
 def test_the_reward_has_no_gradient() -> None:
-    class Mine:
-        def log_prob(self, observations: Any, actions: Any) -> Any:
-            return actions.sum(-1)
-
     observations, *parts = rollout()
     parts = [part.requires_grad_() for part in parts]
-    for prior in (policy(), Mine()):
+    for prior in (policy(), SimpleNamespace(log_prob=lambda observations, actions: actions.sum(-1))):
         assert not prior_reward(prior, 0.3, 0.2)(observations, *parts).requires_grad
     assert not prior_reward(policy(), 0.0, 0.0)(observations, *parts).requires_grad
 
@@ -197,12 +193,9 @@ def test_choices_that_the_prior_does_not_have_are_one_sentence() -> None:
 
 
 def test_a_prior_of_ones_own_gets_what_is_given() -> None:
-    class Mine:
-        def log_prob(self, observations: Any, actions: Any) -> Any:
-            return -(actions**2).sum(-1)
-
+    mine = SimpleNamespace(log_prob=lambda observations, actions: -(actions**2).sum(-1))
     _, actions, rewards, log_policy = (part.numpy() for part in rollout())
-    found = prior_reward(Mine(), 2.0, 1.0)("any observations", actions, rewards, log_policy)
+    found = prior_reward(mine, 2.0, 1.0)("any observations", actions, rewards, log_policy)
     np.testing.assert_allclose(found, rewards - 2.0 * (actions**2).sum(-1) - log_policy, rtol=1e-6)
 
 
@@ -218,12 +211,8 @@ def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> 
     squashed = Policy(replace(policy().spec, family="squashed"))
     with pytest.raises(UsageError, match="the prior's actions pass through tanh"):
         prior_reward(squashed, 0.3, 0.2)
-
-    class BeforeTanh:
-        log_prob = squashed.log_prob
-
     *parts, rewards, log_policy = rollout()
-    found = prior_reward(BeforeTanh(), 0.3, 0.2)(*parts, rewards, log_policy)
+    found = prior_reward(SimpleNamespace(log_prob=squashed.log_prob), 0.3, 0.2)(*parts, rewards, log_policy)
     torch.testing.assert_close(found, rewards + 0.3 * squashed.log_prob(*parts) - 0.2 * log_policy)
 
 

@@ -105,10 +105,8 @@ def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str)
     paid = torch.stack(ours.env.paid)
     reward = reformulated(ours.alg.steering.objective, paid, torch.stack(log_prior), st.actions_log_prob.squeeze(-1))
     bootstrapped = st.rewards.squeeze(-1) - reward.total
-    torch.testing.assert_close(
-        bootstrapped[st.dones.squeeze(-1) == 0], torch.zeros(int((st.dones == 0).sum())), rtol=0, atol=1e-6
-    )
     ends = st.dones.squeeze(-1) == 1
+    assert float(bootstrapped[~ends].abs().max()) < 1e-6
     values = ours.alg.gamma * st.values.squeeze(-1)  # at a time limit, rsl_rl adds this and nothing else
     both = torch.minimum(bootstrapped.abs(), (bootstrapped - values).abs())
     assert ends.any()
@@ -238,10 +236,8 @@ def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:
         torch.manual_seed(3)
         return ours.alg, ours.alg.update()
 
-    (ended, losses), (whole, wanted) = (
-        updated(learning_rate=0.1),
-        updated(learning_rate=0.1, schedule="fixed", num_learning_epochs=2),
-    )
+    ended, losses = updated(learning_rate=0.1)
+    whole, wanted = updated(learning_rate=0.1, schedule="fixed", num_learning_epochs=2)
     assert same(ended, whole)
     assert losses == pytest.approx(wanted)
     near, _ = updated(learning_rate=1e-5)

@@ -276,10 +276,18 @@ def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: P
 
 # Bad input ------------------------------------------------------------------------------------------------------------
 ONE = {"omega": None, "alpha": None}
+CHOOSES = small_policy(family="categorical")
+DIALED = ConditionedPolicy.from_prior(small_policy(), [Dial("omega", 0.1, 1.0)])
 WRONG = [
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
     ({"objective": ours(Range(0.1, 1.0), 0.1, 0.0)} | ONE, "omega is a range, and this host takes one number"),
     ({"objective": ours(0.1, Range(0.1, 1.0))} | ONE, "alpha is a range, and this host takes one number"),
+    *(
+        ({"prior": DIALED, "copy_prior": copied}, "is one for every omega from 0.1 to 1, so")
+        for copied in (True, False)
+    ),
+    ({"prior": CHOOSES, "copy_prior": False}, "acts with choices of 3, but the environment takes 2 numbers"),
+    ({"policy_kwargs": {}}, r"hidden layers \[8, 8\], and the model has \[64, 64\]"),
 ]
 
 
@@ -357,20 +365,9 @@ def test_beside_a_model_that_scales_its_actions_a_prior_of_ours_is_refused() -> 
     residual(prior=trained(**how), **how)
 
 
-def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
-    with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
-        residual(prior=small_policy(family="categorical"), copy_prior=False)
-    with pytest.raises(UsageError, match=r"hidden layers \[8, 8\], and the model has \[64, 64\]"):
-        residual(prior=small_policy(), policy_kwargs={})
+def test_a_model_of_other_sizes_is_refused_with_both() -> None:
     with pytest.raises(UsageError, match=r"size mismatch for action_net.weight: .*\[2, 5\]\) from .*\[2, 64\]"):
         residual(prior=trained(policy_kwargs={"net_arch": [5]}), policy_kwargs={})
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
-    dialed = ConditionedPolicy.from_prior(small_policy(), [Dial("omega", 0.1, 1.0)])
-    with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
-        residual(prior=dialed, copy_prior=copied)
 
 
 def quiet(before: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:

@@ -80,9 +80,7 @@ def test_rsl_rl_pays_by_torchs_own_densities() -> None:
     at_limits = storage.rewards.squeeze(-1) - paid
     cut = at_limits.abs() > 1e-3
     assert int(cut.sum()) < 10  # rsl_rl adds a value where a time limit cut
-    torch.testing.assert_close(
-        at_limits[~cut].double(), torch.zeros_like(at_limits[~cut]).double(), atol=1e-4, rtol=0.0
-    )
+    assert float(at_limits[~cut].detach().abs().max()) < 1e-4
 
 
 def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> None:

@@ -117,6 +117,17 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
     assert alpha_from_card(read_policy(found.folder / "policy.safetensors").card) == pytest.approx(multiplier, rel=0.1)
 
 
+class Unweighed(WithoutReward):
+    """Tells of an energy that it weighs with 0, as some robots of Playground do."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"reward_energy": 0.0}
+
+
+UNWEIGHED = f"{Path(__file__)}:Unweighed"
+UNNAMED: dict[str, Any] = {"objective": None, "settings": None}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -129,42 +140,20 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
         ({"settings": replace(SETTINGS, family="squashed")}, "keeps the family of its prior"),
+        (UNNAMED | {"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
+        (UNNAMED | {"addon": "nothing_of_the_kind"}, "add-on"),
+        (UNNAMED | {"addon": "hind_leg", "env": "Hopper-v4"}, "add-on"),
+        (UNNAMED | {"addon": tiny("constant"), "env": UNWEIGHED}, "add --sparse"),
+        (UNNAMED | {"addon": "energy", "env": UNWEIGHED}, r":Unweighed\?energy_scale=-0\.001$"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(
-    prior: Path, tmp_path: Path, change: dict[str, Any], sentence: str
+def test_what_cannot_work_is_refused_before_anything_is_measured_or_written(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], sentence: str
 ) -> None:
     usual: Any = {"addon": WISH, "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"), "settings": SETTINGS}
     with pytest.raises(UsageError, match=sentence):
-        customize(prior, out=tmp_path / "run", **usual | change)
+        customize(prior, out=tmp_path / "run", progress=True, **usual | change)
     assert not (tmp_path / "run").exists()
-
-
-class Unweighed(WithoutReward):
-    """Tells of an energy that it weighs with 0, as some robots of Playground do."""
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {"reward_energy": 0.0}
-
-
-UNWEIGHED = f"{Path(__file__)}:Unweighed"
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
-        ({"addon": "nothing_of_the_kind"}, "add-on"),
-        ({"addon": "hind_leg", "env": "Hopper-v4"}, "add-on"),
-        ({"addon": tiny("constant"), "env": UNWEIGHED}, "add --sparse"),
-        ({"addon": "energy", "env": UNWEIGHED}, r":Unweighed\?energy_scale=-0\.001$"),
-    ],
-)
-def test_some_mistakes_are_refused_before_anything_is_measured(
-    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        customize(prior, out=tmp_path / "run", progress=True, **{"addon": WISH, "env": tiny("WithoutReward")} | asked)
     assert "measuring" not in capsys.readouterr().err
 
 

@@ -205,10 +205,13 @@ def test_what_never_happened_yet_has_the_size_of_its_bound() -> None:
     assert (collisions.weight, none.weight) == (pytest.approx(20.0), pytest.approx(0.2))
 
 
+def multipliers(**settings: Any) -> Multipliers:
+    return Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(**settings), prior="a checksum"), 4)
+
+
 def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> None:
     """Eight environments of two steps, in which the prior earns 1 and then 3 a step: 2 on average."""
-    request = Request("CartPole-v1", residual(0.2, 0.1), Settings(keep=0.9), prior="a checksum")
-    held, weights = Multipliers(request, 4), residual(0.2, 0.1)
+    held, weights = multipliers(keep=0.9), residual(0.2, 0.1)
     held.prior_rewards = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
     ages, noise = np.array([[1] * 8, [2] * 8]), 0.1 * 7**0.5 * np.repeat([1.0, -1.0], 4)  # an error of 0.1
     shares, logs = [], []
@@ -227,8 +230,7 @@ def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> No
 @pytest.mark.parametrize("falls", [1, 4])
 def test_falls_that_lose_what_may_be_lost_move_omega_as_often_up_as_down(falls: int) -> None:
     """The prior earns 1 in each of 1,000 steps. Of 10 episodes some fall half-way: just the share is kept."""
-    keep = 1.0 - 0.05 * falls
-    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(keep=keep), prior="a checksum"), 4)
+    held = multipliers(keep=1.0 - 0.05 * falls)
     held.prior_rewards = torch.cat([torch.ones(1000, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
     lengths = [500 if episode < falls else 1000 for episode in range(10)] * 20
     ages = np.concatenate([np.arange(1, length + 1) for length in lengths])
@@ -333,8 +335,7 @@ def test_a_noisy_measurement_of_a_budget_is_averaged_with_the_last_one() -> None
     assert budget_violation(3.0, 2.0, math.log(1.5), samples=4) == pytest.approx(math.log(1.5))
     assert budget_violation(5.0, 2.0, 0.0, samples=4) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
     assert budget_violation(5.0, 2.0, 0.0, samples=9, variance=9.0) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
-    settings = Settings(log_prior_budget=2.0, envs=3, n_steps=3)
-    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), settings, prior="a checksum"), 4)
+    held = multipliers(log_prior_budget=2.0, envs=3, n_steps=3)
     held.budget_violation = 0.0
     moved = held.steer({"below_prior": 5.0, "below_prior_squares": 25.0 + 9.0}, residual(0.2, 0.1))
     assert math.exp(held.budget_violation) == pytest.approx(0.25 * 2.5 + 0.75)
@@ -359,8 +360,7 @@ def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own(
 
 
 def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
-    request = Request("CartPole-v1", residual(0.2, 0.1), Settings(kl_budget=2.0), prior="a checksum")
-    held = Multipliers(request, 4)
+    held = multipliers(kl_budget=2.0)
     for spent, count in ((2.49, 0), (2.51, 1)):
         held.budget_violation = budget_violation(spent, 2.0)
         said = constraint_warnings(held, {"prior_kl": [spent]})

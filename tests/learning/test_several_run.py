@@ -19,11 +19,10 @@ from experiments.dial import other_positions, shuffled_rewards
 from repolicy.cli import main as cli
 from repolicy.envs.making import make_envs
 from repolicy.envs.wrapped import END_SHARE, DialedEnvs, DialPositions
-from repolicy.errors import UsageError
 from repolicy.learning import ppo
 from repolicy.learning.terms import TaskRewards, dial_warnings
-from repolicy.learning.training import customize, train
-from repolicy.objective import Objective, kl, residual, soft
+from repolicy.learning.training import customize
+from repolicy.objective import Objective, kl, residual
 from repolicy.policies.distributions import ActionSpace, Gaussian
 from repolicy.policies.modulated import ConditionedPolicy, exponents
 from repolicy.priors.opening import load_policy, read_policy
@@ -219,12 +218,6 @@ def test_bad_ranges_are_refused_in_a_sentence(
     assert said in told
     assert "measuring" not in told
     assert not (tmp_path / "run").exists()
-
-
-def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
-    for objective, addon in ((soft(Range(0.1, 0.3)), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
-        with pytest.raises(UsageError, match="a range of weights, needs a prior"):
-            train(tiny("LinearQuadratic"), objective, tmp_path / "run", FEW, addon=addon)
 
 
 # The control of the experiment ----------------------------------------------------------------------------------------

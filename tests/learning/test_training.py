@@ -30,6 +30,7 @@ from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.policies.storage import read
 from repolicy.prepare.defaults import train_defaults
+from repolicy.ranges import Range
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
@@ -212,6 +213,9 @@ def test_fewer_steps_than_one_update_takes_are_refused(tmp_path: Path) -> None:
     ("objective", "addon", "sentence"),
     [
         (kl(0.1), ["x"], "needs a prior: use customize"),
+        (Objective("basic", states=0.1), [], "needs a prior: use customize"),
+        (soft(Range(0.1, 0.3)), [], "a range of weights, needs a prior"),
+        (Objective("both", alpha=0.1), [tiny("stay_near") + "=0..2"], "a range of weights, needs a prior"),
         (greedy(0.1), [], "needs an add-on"),
         (soft(0.1), [tiny("stay_near")], "leave it out"),
         (greedy(0.1), [tiny("stay_neer")], "did you mean stay_near"),

@@ -34,6 +34,7 @@ from repolicy.priors.decoders import load_decoder
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.request import Request
+from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
 
@@ -181,12 +182,22 @@ def shifted(sign: float) -> bytes:
     return quick_graph(Shifted(sign), (torch.zeros(2, 2), torch.zeros(2, 2)))
 
 
-def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where its decoder is gone, nor where another has its name."""
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A decoder's graph."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flow, moved, out = tmp_path / "flow_noise.onnx", tmp_path / "moved.safetensors", tmp_path / "run"
-    flow.write_bytes(shifted(1.0))
-    result = customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    (tmp_path / "flow_noise.onnx").write_bytes(shifted(1.0))
+    return tmp_path / "flow_noise.onnx"
+
+
+def customized(flow: Path, out: Path, omega: float | Range = 0.1) -> Result:
+    return customize(flow, RIGHT, residual(omega, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+
+
+def test_a_policys_file_needs_no_other_to_decode(flow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where its decoder is gone, nor where another has its name."""
+    moved, out = tmp_path / "moved.safetensors", tmp_path / "run"
+    result = customized(flow, out)
     before = evaluate(result.folder, episodes=20, trust=True).basic
     moved.write_bytes((out / "policy.safetensors").read_bytes())
     flow.write_bytes(shifted(-1.0))
@@ -205,17 +216,15 @@ def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: py
     np.testing.assert_allclose(decoded, chosen.numpy() - 0.1 * seen, atol=1e-5)
 
 
-def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_is_a_policy_where_it_decodes(flow: Path, tmp_path: Path) -> None:
     """N(0, I) over its noise, beside which what was customized from it can be compared."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flow, again, out = tmp_path / "flow_noise.onnx", tmp_path / "again.onnx", tmp_path / "run"
-    flow.write_bytes(shifted(1.0))
+    again, out = tmp_path / "again.onnx", tmp_path / "run"
     env, normal = f"{WALK}?decoder={flow}&noise=2&chunk=1", standard_normal(2, 2)
     np.testing.assert_array_equal(evaluate(flow, env, 20).basic, evaluate(normal, env, 20).basic)
     sampled = evaluate(str(flow), env, 200, deterministic=False, prior=normal).columns
     assert sampled["noise_square"].mean == pytest.approx(1.0, abs=0.15)
     assert sampled["kl_a_step"].mean == pytest.approx(0.0, abs=1e-3)  # the prior's std is 1.0 in single precision
-    customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    customized(flow, out)
     again.write_bytes(flow.read_bytes())
     np.testing.assert_array_equal(evaluate(again, env, 20).basic, evaluate(normal, env, 20).basic)
     found = compare(again, out, episodes=25, trust=True)
@@ -229,12 +238,9 @@ def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_does_without_noise_or_takes_no_dial_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flow: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flow, run, out = tmp_path / "flow_noise.onnx", str(tmp_path / "run"), str(tmp_path / "out.onnx")
-    flow.write_bytes(shifted(1.0))
-    customize(flow, RIGHT, residual(Range(0.1, 1.0), 0.1, 0.0), run, FEW, env=WALK, noise=2)
+    run, out = str(customized(flow, tmp_path / "run", Range(0.1, 1.0)).folder), str(tmp_path / "out.onnx")
     kept, person = str(tmp_path / "kept.safetensors"), tmp_path / "person.py"
     person.write_text("def act(seen, proposed):\n    return proposed\n\nact.wants = act\n")
     command_line(["dial", run, "--trust", "--at", "0.3", "--out", kept])
@@ -267,12 +273,11 @@ def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
         open_start(f"{HERE}:Telling", WALK, FEW, 0, 4, True, tmp_path / "prior.safetensors", False)
 
 
-def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(
+    flow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoders, "MAX_SIZE", 10)
-    flow, out = tmp_path / "flow_noise.onnx", tmp_path / "run"
-    flow.write_bytes(shifted(1.0))
-    customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    out = customized(flow, tmp_path / "run").folder
     evaluate(out, episodes=2, trust=True)
     flow.write_bytes(shifted(-1.0))
     with pytest.raises(FileError, match="is another file now"):

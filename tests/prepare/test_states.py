@@ -14,7 +14,7 @@ from tiny_envs import tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import FileError, UsageError
-from repolicy.learning.training import customize, train
+from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies import density
 from repolicy.policies.density import MAX_COST, QUANTILE, Density, fit_density
@@ -177,11 +177,6 @@ def test_states_of_too_many_numbers_are_refused() -> None:
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     with pytest.raises(UsageError, match=r"sees 1,001 numbers, and states of more than 1,000 are not learned"):
         check_learnable(Policy(PolicySpec(1_001, space)))
-
-
-def test_states_need_a_prior(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a weight on omega or states, .* needs a prior"):
-        train(tiny("Endless"), Objective("basic", states=0.1), tmp_path / "run", SETTINGS)
 
 
 def test_a_prior_that_does_not_clip_sees_its_states_as_in_the_fit(tmp_path: Path) -> None:
