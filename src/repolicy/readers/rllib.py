@@ -5,6 +5,7 @@ pipeline of connectors, has the normalizer of observations.
 """
 
 import base64
+import io
 import re
 import zlib
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from repolicy.readers.perceptrons import (
     sequential_layers,
     tensors_of,
 )
-from repolicy.readers.pickles import ObjectStub, read_pickle
+from repolicy.readers.pickles import ObjectStub, read_pickle, real_array
 
 LIBRARY = "RLlib"
 ARGUMENTS = "class_and_ctor_args.pkl"
@@ -41,7 +42,6 @@ ACTIONS_PIPELINE, ACTIONS_SCALER = Path("env_runner/module_to_env_connector"), "
 MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
 NORM_EPSILON = 1e-3  # of RLlib's LayerNorms
-NPY_HEADER = 128  # bytes of an .npy file before its numbers
 HARMLESS = {  # connectors that do not change observations that are a row of numbers
     "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
     "AgentToModuleMapping", "BatchIndividualItems", "FlattenObservations", "NumpyToTensor",
@@ -124,9 +124,8 @@ def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | Non
     file = _checkpoint_folder(context) / PIPELINE / FILTER / "state.pkl"
     state = read_pickle(read_bytes(file), str(file))[None]
     [running] = state["running_stats"]
-    mean = _decode_array(running["mean_array"], width)
-    packed_squares = running.get("sum_sq_diff_array", running.get("std_array"))  # the key depends on the version
-    squares = _decode_array(packed_squares, width)
+    mean = _decode_array(running["mean_array"])
+    squares = _decode_array(running.get("sum_sq_diff_array", running.get("std_array")))  # the key depends on the version
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
     if not state["de_mean_to_zero"]:
@@ -152,12 +151,9 @@ def _connectors(context: ReadContext, pipeline: Path) -> list[tuple[str, dict[st
     return [(kind.last, settings) for kind, _, settings in arguments["connectors"]]
 
 
-def _decode_array(packed: str, width: int) -> Array:
-    """Decode `width` doubles from a compressed .npy in base64."""
-    content = zlib.decompressobj().decompress(base64.b64decode(packed), NPY_HEADER + 8 * width)
-    if b"'<f8'" not in content[:NPY_HEADER]:
-        raise ValueError("its observations' statistics are no doubles")
-    return np.frombuffer(content[NPY_HEADER:])
+def _decode_array(packed: str) -> Array:
+    """Decode a compressed .npy in base64."""
+    return real_array(np.load(io.BytesIO(zlib.decompress(base64.b64decode(packed))), allow_pickle=False))
 
 
 def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext, is_recorded: bool) -> PolicyDescription:
