@@ -22,7 +22,7 @@ from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
-from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point, point_arguments
+from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point
 from repolicy.objective import Objective, Weight
 from repolicy.policies import Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
@@ -98,7 +98,7 @@ def sweep(
     if episodes is None:
         episodes = (content or {}).get("episodes", EPISODES)
     check_counts(episodes=episodes)
-    before = None if content is None else folder.stored_request(content)
+    before = None if content is None else folder.point_request(content["request"])
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
     omegas = sorted_omegas(values or (content or {}).get("omegas", ()))
     if before is None:
@@ -192,7 +192,9 @@ def _train(
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
     omega_of, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        omega_of[Job(f"ω′ {omega:g}", _point_command(omega, folder, request), folder.log(omega))] = omega
+        words = [*folder.point_arguments(request, omega), "--out", str(folder.run(omega).path)]
+        program = (*PYTHON, "-m", "repolicy", *words, "--resume", "--no-report")
+        omega_of[Job(f"ω′ {omega:g}", program, folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.
     trained = [omega for omega in omegas if _point_progress(folder.run(omega), request) == 1.0]
     count, names = len(omegas) - len(trained), " and ".join(f"ω′ {omega:g}" for omega in trained)
@@ -214,13 +216,6 @@ def _train(
     if len(failed) == len(omegas):
         raise RepolicyError(f"no point of the sweep could be trained: {failed[omegas[0]]}")
     return failed
-
-
-def _point_command(omega: float, folder: SweepFolder, request: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, SweepFolder(folder.path.resolve())),
-        "--out", str(folder.run(omega).path.resolve()), "--resume", "--no-report",
-    )  # fmt: skip
 
 
 def _point_progress(run: RunFolder, request: dict[str, Any]) -> float:

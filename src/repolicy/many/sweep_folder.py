@@ -11,10 +11,10 @@ from typing import Any
 
 from repolicy.errors import UsageError
 from repolicy.files import check_shape, read_bytes, read_json, write_bytes, write_json
-from repolicy.objective import Objective
+from repolicy.objective import residual
 from repolicy.policies import OBJECTIVE_SHAPE
 from repolicy.policies.storage import FORMAT
-from repolicy.runs import Request, RunFolder, Settings, describe_changes, validate_settings
+from repolicy.runs import Request, RunFolder, Settings, command_words, describe_changes, validate_settings
 
 # The parts of sweep.json that a resumed sweep reads.
 SHAPE = {
@@ -68,12 +68,17 @@ class SweepFolder:
         check_shape(content, SHAPE, f"{self.content} cannot be used: its story")
         return dict(content)
 
-    def stored_request(self, content: dict[str, Any]) -> Request:
-        """Return the request of the points of the sweep that is resumed, without an omega."""
-        stored = content["request"]
-        objective = Objective("addon", None, stored["alpha"], states=stored["states"])
-        settings = Settings(**validate_settings(stored["settings"], f"the sweep in {self.path}"))
-        return Request(stored["env"], objective, settings, tuple(stored["addons"]), sparse=stored["sparse"])
+    def point_request(self, shared: dict[str, Any], omega: float | None = None) -> Request:
+        """Return the request of a point, from what all points share; without an omega that of all of them."""
+        settings = Settings(**validate_settings(shared["settings"], f"the sweep in {self.path}"))
+        objective = residual(omega, shared["alpha"], shared["states"])
+        return Request(shared["env"], objective, settings, tuple(shared["addons"]), sparse=shared["sparse"])
+
+    def point_arguments(self, shared: dict[str, Any], omega: float) -> list[str]:
+        """Return the arguments of the `repolicy` command that trains one point."""
+        prior, *reading = shared["prior"] or [str(self.prior)]
+        words = command_words(self.point_request(shared, omega), prior)
+        return [*words, *reading, "--settings", str(self.settings)]
 
     def claim(self, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int) -> list[float]:
         """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""

@@ -15,9 +15,8 @@ from repolicy.envs import Backend, parse_env_name
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
-from repolicy.objective import residual
 from repolicy.policies import Policy
-from repolicy.runs import Request, Settings, command_words, format_table
+from repolicy.runs import format_table
 from repolicy.text import format_count, format_number
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
@@ -216,7 +215,7 @@ class SweepResult:
     def longer(self, point: Point) -> str:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
-        arguments = point_arguments(self.request, point.omega, SweepFolder(self.folder))
+        arguments = SweepFolder(self.folder).point_arguments(self.request, point.omega)
         return shlex.join(
             ["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.policy.parent}-longer"]
         )
@@ -229,14 +228,6 @@ def evaluate_point(
     options: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
     mean = evaluate(policy, env, episodes, deterministic=True, **options)
     return mean, evaluate(policy, env, episodes, deterministic=False, **options)
-
-
-def point_arguments(request: dict[str, Any], omega: float, folder: SweepFolder) -> list[str]:
-    """Return the arguments of the `repolicy` command that trains one point of the sweep in this folder."""
-    settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
-    point = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
-    prior, *reading = request["prior"] or [str(folder.prior)]
-    return [*command_words(point, prior), *reading, "--settings", str(folder.settings)]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
