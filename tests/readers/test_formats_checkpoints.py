@@ -291,12 +291,3 @@ def test_brax_parameters_of_a_plain_gaussian(std_type: str, norm: bool, tmp_path
     actions = dist.sample()
     assert_equal(mean(described, obs), loc)
     assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
-
-
-@pytest.mark.parametrize("kept", [{"weights": [1, 2]}, (1, 2), ({}, {"params": {"Conv_0": {}}})])
-def test_other_pickles_are_one_sentence(kept: Any, tmp_path: Path) -> None:
-    path = tmp_path / "params"
-    path.write_bytes(pickle.dumps(kept))
-    assert recognized(path) is None
-    with pytest.raises(FileError, match=r"no policy of a known layout; known are Stable-Baselines3's"):
-        describe(path)

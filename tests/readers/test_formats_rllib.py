@@ -122,9 +122,7 @@ def test_what_changes_observations_and_is_not_known_is_refused(checkpoint: Any) 
         load_policy(checkpoint(FILTER, "FrameStackingEnvToModule"))
 
 
-@pytest.mark.parametrize(
-    "mean", ["!", base64.b64encode(b"no zlib").decode(), packed(np.zeros(4)), None]
-)
+@pytest.mark.parametrize("mean", ["!", base64.b64encode(b"no zlib").decode(), packed(np.zeros(4)), None])
 def test_damaged_statistics_are_one_sentence(checkpoint: Any, mean: Any) -> None:
     sums = {"mean_array": mean, "std_array": packed(np.ones(5))}
     with pytest.raises(FileError, match="damaged|cannot be read"):

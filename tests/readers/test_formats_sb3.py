@@ -80,16 +80,6 @@ def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_p
     assert_equal(log_prob(described, obs, before), wanted)
 
 
-def test_a_dict_of_observations_is_its_groups_side_by_side(tmp_path: Path) -> None:
-    seen = spaces.Dict({"b": spaces.Box(-1, 1, (2,)), "a": spaces.Box(-1, 1, (3,))})
-    model, path = made(sb3.PPO, tmp_path, seen=seen, policy="MultiInputPolicy")
-    described = describe(path)
-    assert described.groups == (("a", 3), ("b", 2))
-    obs = observations(5)
-    with torch.no_grad():
-        assert_scored(described, obs, model.policy.get_distribution({"a": obs[:, :3], "b": obs[:, 3:]}))
-
-
 # Off-policy -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["SAC", "TQC"])
 @pytest.mark.parametrize("sde", [False, True])
@@ -207,10 +197,11 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
         assert_scored(described, obs, model.policy.get_distribution(normalized))
 
 
-def test_vecnormalize_of_a_dict(tmp_path: Path) -> None:
-    seen = spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Box(-9, 9, (2,))})
+def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_path: Path) -> None:
+    seen = spaces.Dict({"b": spaces.Box(-9, 9, (2,)), "a": spaces.Box(-1, 1, (3,))})
     model, path, envs = with_statistics(tmp_path, "vecnormalize.pkl", seen)
     described = describe(path)
+    assert described.groups == (("a", 3), ("b", 2))
     obs = observations(5, 4.0)
     with torch.no_grad():
         split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}

@@ -5,7 +5,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, describe, mean, observations, stirred
@@ -16,7 +15,6 @@ from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import open_policy
-from repolicy.readers.chain import Step, recognize
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
@@ -181,8 +179,3 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
     assert isinstance(prior, MeanPrior)
     with torch.no_grad():
         assert_equal(prior.for_spaces(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))
-
-
-def test_biases_that_do_not_fit_their_layer_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a layer of 2 units has biases of shape \[1\]"):
-        recognize((Step("linear", np.ones((2, 3)), np.ones(1)),), 3)

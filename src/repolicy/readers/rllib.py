@@ -125,7 +125,7 @@ def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | Non
     state = read_pickle(read_bytes(file), str(file))[None]
     [running] = state["running_stats"]
     mean = _decode_array(running["mean_array"])
-    squares = _decode_array(running.get("sum_sq_diff_array", running.get("std_array")))  # the key depends on the version
+    squares = _decode_array(running.get("sum_sq_diff_array", running.get("std_array")))  # by RLlib's version
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
     if not state["de_mean_to_zero"]:
