@@ -168,6 +168,15 @@ def test_a_wish_that_weighs_more_counts_more_beside_the_prior(
     assert model.learn(1).steering.objective.omega == pytest.approx(2 * STD**2, rel=0.2)
 
 
+def test_an_environment_that_pays_the_wish_may_tell_its_own_reward_in_a_column() -> None:
+    class Telling(Drift):
+        def step(self, actions: torch.Tensor) -> Any:
+            observations, _, ended, extras = super().step(actions)
+            return observations, torch.zeros(64), ended, extras | {"basic_reward": extras["addon"].unsqueeze(1)}
+
+    assert in_runner(Telling(count=64), addon=None).objective.omega == pytest.approx(2 * STD**2, rel=0.2)
+
+
 def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     class Indifferent(Drift):
         def step(self, actions: torch.Tensor) -> Any:

@@ -129,8 +129,10 @@ def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
         method.reward(seen(torch.zeros(5, 2)))
         method.credit(torch.zeros(5, 2), torch.zeros(5, 2))
         method.iteration_metrics()
+        method.verdict_episodes = [{}]
         with method.policy_update([actor], kept, rates.append) as alone:
             assert actor.requires_grad != alone
+        assert bool(method.verdict_episodes) == alone, "a verdict is of the policy before the update"
         kept = rates[-1]
         if kl is not None:
             method.update_kl_sums = torch.tensor([4.0 * kl, 4.0])

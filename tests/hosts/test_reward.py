@@ -261,12 +261,14 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
     lengths = np.where(lengths > 0, lengths, lengths + 20)
     pays, sent = term(wish, lambda env: (env.action_manager.action,)), torch.empty(3, 2)
     for _ in range(2):  # another environment begins anew
-        env = Robots(action_manager=SimpleNamespace(action=sent), episode_length_buf=torch.zeros(3))
+        env = Robots(action_manager=SimpleNamespace(action=sent), common_step_counter=0)
         found = []
         for t in range(12):
             sent.copy_(torch.from_numpy(actions[t]))  # in place, as both do it
             env.episode_length_buf = torch.from_numpy(lengths[t])
+            env.common_step_counter += 1
             found.append(pays(env))
+            assert torch.equal(pays(env), found[-1]), "a limit may read it after the reward did"
         nothing = np.zeros((12, 3, 1), np.float32)
         expected = combine_addons([name]).reward(
             Transitions(nothing, actions, nothing, {}, AddonState(lengths == 1, {}))
@@ -278,10 +280,11 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
 def test_a_term_with_two_settings_remembers_the_steps_of_each() -> None:
     pays = term(ActionRate, lambda env, joint: (env.angles[:, [joint]],))
     first, second = 0, 1  # as the params of two terms in a manager
-    env = Robots(angles=torch.zeros(1, 2), episode_length_buf=torch.tensor([1]))
+    env = Robots(angles=torch.zeros(1, 2), episode_length_buf=torch.tensor([1]), common_step_counter=0)
     found = []
     for angles in ([1.0, 5.0], [2.0, 8.0]):
         env.angles = torch.tensor([angles])
+        env.common_step_counter += 1
         found.append([pays(env, joint=first).item(), pays(env, joint=second).item()])
         env.episode_length_buf = torch.tensor([2])
     assert found == [[0.0, 0.0], [-1.0, -9.0]]

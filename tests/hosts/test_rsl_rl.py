@@ -5,6 +5,7 @@ import math
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,30 +66,32 @@ def test_what_works_against_a_prior_is_said(capsys: pytest.CaptureFixture[str], 
     assert bool(found) == bool(said)
 
 
-def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stood", [0, 9600])
+def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path, stood: int) -> None:
+    """Isaac Lab's checkpoints do not tell where, and its wrapper has no reset of its own."""
     path = checkpoint(tmp_path)
     saved = torch.load(path, weights_only=False)
-    torch.save(saved | {"infos": {"env_state": {"common_step_counter": 9600}}}, path)  # as mjlab's runner saves it
+    told = {"env_state": {"common_step_counter": stood}} if stood else {}
+    torch.save(saved | {"infos": told}, path)  # as mjlab's runner saves it
 
     class Counting(Drift):
-        common_step_counter, stages = 0, ()
+        def __init__(self) -> None:
+            super().__init__()
+            self.unwrapped, self.resets_at = SimpleNamespace(common_step_counter=0, reset=self.begin_anew), list[int]()
 
-        @property
-        def unwrapped(self) -> "Counting":
-            return self
-
-        def reset(self) -> None:
-            self.stages = (*self.stages, self.common_step_counter)
+        def begin_anew(self) -> None:
+            self.resets_at.append(self.unwrapped.common_step_counter)
+            self.episode_length_buf = torch.zeros_like(self.episode_length_buf)
 
         def step(self, actions: torch.Tensor) -> Any:
-            self.common_step_counter += 1
+            self.unwrapped.common_step_counter += 1
             return super().step(actions)
 
     env = Counting()
     runner(algorithm={"class_name": OURS, "prior": str(path)}, env=env)
-    assert env.stages[0] == 9600  # before anything is measured
-    assert len(env.stages) > 2
-    assert env.stages[-1] == env.common_step_counter == 9600  # and after it
+    assert env.resets_at[0] == stood  # before anything is measured
+    assert len(env.resets_at) > 2
+    assert env.resets_at[-1] == env.unwrapped.common_step_counter == stood  # and after it
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -324,6 +327,32 @@ def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: 
     assert step.basic is not None
     moved = 2.0 * (step.observations["policy"] - told[0]["policy"]).sum(-1)
     torch.testing.assert_close(step.addon, torch.where(step.ended, 0.0, moved), rtol=0, atol=1e-5)
+
+
+def test_a_wish_with_a_past_knows_where_episodes_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pays the number of steps of the episode that are over, in the rollout and in the steps of a measurement."""
+    (tmp_path / "mine.py").write_text("""
+class Age:
+    age = 0
+
+    def __call__(self, before, actions, after, info, began):
+        self.age = self.age * ~began + 1
+        return 0.0 * actions[:, 0] + self.age
+""")
+    monkeypatch.chdir(tmp_path)
+    ours = runner(algorithm=residual(small_policy(), states=0, addon="mine.py:Age"), env=Drift())
+    expected = torch.zeros(8)
+    for _ in range(3):
+        st = collected(ours)
+        for paid, ended in zip(ours.alg.method.rollout_rewards.reward.task, st.dones.squeeze(-1), strict=True):
+            expected = expected + 1
+            torch.testing.assert_close(paid.float(), expected)
+            expected = expected * (ended == 0)
+        st.clear()
+    with torch.inference_mode():
+        ours.alg.envs.reset()  # these environments cannot be reset
+        step = ours.alg.envs.step(torch.zeros(8, 2))
+    torch.testing.assert_close(step.addon, expected + 1)
 
 
 @pytest.mark.parametrize(("omega", "env", "sent"), [

@@ -86,3 +86,16 @@ def test_an_actor_of_images_alone_is_measured_and_compared(tmp_path: Path) -> No
     ours = runner("cnn", {"class_name": OURS, "prior": str(tmp_path / "prior.pt")}, **sees)
     assert ours.alg.steering.objective.states == 0
     assert "prior with the mean action" in ours.alg.verdict()
+
+
+@pytest.mark.parametrize("kind", ["Gaussian", "HeteroscedasticGaussian", "Beta"])
+def test_a_priors_entropy_is_that_of_its_log_probabilities(kind: str, tmp_path: Path) -> None:
+    actor = {"distribution_cfg": {"class_name": f"{kind}Distribution"}}
+    trained = runner(actor=actor)
+    trained.save(str(tmp_path / "prior.pt"))
+    prior = runner(algorithm=residual(str(tmp_path / "prior.pt")), actor=actor).alg.prior
+    observations = torch.randn(1, 3).expand(20_000, -1)
+    with torch.no_grad():
+        distribution = prior.distribution({"policy": observations})
+        sampled = -distribution.log_prob(distribution.sample())
+    assert float(distribution.entropy()[0]) == pytest.approx(float(sampled.mean()), abs=0.05)

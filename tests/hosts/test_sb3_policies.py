@@ -2,6 +2,7 @@
 
 import errno
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
-from repolicy import Policy
+from repolicy import Policy, save_policy
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import HeadPolicy, ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_policies import actor_layers
 from repolicy.hosts.sb3_vec_envs import flat_observations, raw_observations
+from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors.opening import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -262,3 +266,15 @@ def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
     assert told_apart(before, ours) == 0.0
     rollout(ours)
     assert ours.logger.name_to_value["residual/prior"] != 0.0
+
+
+def test_beside_a_model_as_beside_a_file_the_settings_go_by_the_priors_width(tmp_path: Path) -> None:
+    """Whether the policy is named by its word or by its class."""
+    wide = trained(policy_kwargs={"net_arch": [128, 128]})
+    save_policy(tmp_path / "wide.safetensors", to_repolicy(wide))
+    built = [
+        ResidualPPO(policy, envs(), prior=prior, omega=0.3, alpha=0.2, device="cpu")
+        for prior, policy in product((wide, tmp_path / "wide.safetensors"), ("MlpPolicy", ActorCriticPolicy))
+    ]
+    assert {model.learning_rate for model in built} == {settings_for_shape(128, 2).learning_rate}
+    assert all([layer.out_features for layer in actor_layers(model.policy)] == [128, 128, 2] for model in built)

@@ -66,6 +66,7 @@ def waits(work: Callable[[], Any]) -> tuple[int, int]:
 
 PRIORS: dict[str, Any] = {
     "a file of ours": lambda: small_policy(hidden=(16, 16)),
+    "a squashed file": lambda: small_policy(hidden=(16, 16), family="squashed"),
     "an object": Push,
     "a mean": lambda: MeanPrior(nn.Linear(3, 2), 0.5),
     "a checkpoint with a memory": lambda: "gru",
@@ -74,7 +75,10 @@ PRIORS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", PRIORS)
-def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp_path: Any) -> None:
+def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(
+    kind: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drift, "squashes", kind == "a squashed file", raising=False)
     prior, network = named(PRIORS[kind](), tmp_path)
     weights: dict[str, Any] = {"omega": 0.3, "alpha": 0.2} if prior is not None else {"omega": 0, "alpha": 0.2}
     weights |= {} if prior is not None else {"schedule": "fixed"}
@@ -113,8 +117,11 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
     ("kind", "actor"),
     [*((kind, "MLPModel") for kind in PRIORS), ("a file of ours", "repolicy.hosts.rsl_rl:PolicyActor")],
 )
-def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str, tmp_path: Any) -> None:
+def test_a_rollout_stays_on_its_device_up_to_the_one_wait(
+    kind: str, actor: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On `meta` there are shapes alone, and a tensor of another device is an error."""
+    monkeypatch.setattr(Drift, "squashes", kind == "a squashed file", raising=False)
     prior, network = named(PRIORS[kind](), tmp_path)
     asked = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
     actor_class = {"class_name": actor} if network == "mlp" else {}

@@ -1,7 +1,7 @@
 """The method, whatever the host: a rollout's rewards, the scale of the critic's targets, and what frames an update.
 
-All of it is torch on the device of the host's tensors, once an iteration. Only `Method.iteration_metrics` waits for the
-device.
+All of it is torch on the device of the host's tensors, once an iteration. With fixed weights and a prior that is a
+network, only `Method.iteration_metrics` waits for the device.
 """
 
 import math
@@ -252,6 +252,8 @@ class Method:
             set_learning_rate(max(learning_rate, MIN_WARMUP_LEARNING_RATE) if critic_only else learning_rate)
         with without_gradient(actor if critic_only else ()):
             yield critic_only
+        if not critic_only:
+            self.verdict_episodes = []  # they were of the policy before
         if learning_rate is not None:
             set_learning_rate(learning_rate)  # the one that a checkpoint stores
         self.update_kl_sums = None

@@ -20,6 +20,8 @@ from torch import Tensor
 def term(wish: Callable[[], Any], reads: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
     """Return a reward term: a function that returns a reward for each of the N robots in an environment.
 
+    It may be called several times in a step, as a reward and for a limit.
+
     wish: returns a new wish for one environment, such as a class of `repolicy.addons.gaits`.
     reads: returns the tensors `[N, ...]` of an environment with which the wish is called. It takes the `params` of the
         term's settings, too; each set of them remembers its own steps.
@@ -29,9 +31,11 @@ def term(wish: Callable[[], Any], reads: Callable[..., Sequence[Tensor]]) -> Cal
     @functools.wraps(reads)
     def reward(env: Any, **params: Any) -> Tensor:
         of_env, key = wishes.setdefault(env, {}), tuple(map(id, params.values()))  # a manager keeps the objects
-        if key not in of_env:
-            of_env[key] = wish()
-        begins = env.episode_length_buf == 1  # both count a step before they compute its reward
-        return of_env[key](*reads(env, **params), begins)
+        memory: tuple[Any, int, Any] = of_env.get(key) or (wish(), -1, None)
+        wish_of_env, step, paid = memory
+        if step != env.common_step_counter:  # both count a step before they compute its reward
+            paid = wish_of_env(*reads(env, **params), env.episode_length_buf == 1)
+            of_env[key] = wish_of_env, env.common_step_counter, paid
+        return paid
 
     return reward

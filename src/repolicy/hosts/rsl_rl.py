@@ -275,7 +275,7 @@ class ResidualPPO(PPO):
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         priors.check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
-        steps = getattr(algorithm.prior, "env_steps", 0)
+        steps = getattr(algorithm.prior, "env_steps", 0) or algorithm.envs.step_count
         algorithm.envs.set_step_count(steps)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             # Isaac Lab's and mjlab's scripts train for this number of iterations.
@@ -320,15 +320,15 @@ class ResidualPPO(PPO):
         """Return the add-on `[N]` in extras; 0 for a wish, whose rewards are added to the whole rollout later."""
         if self.wish is not None:
             return torch.zeros_like(rewards)
-        return self._read_extra(extras, rewards, str(self.addon), f"the add-on is {self.addon!r}")
+        return self.read_extra(extras, rewards, str(self.addon), f"the add-on is {self.addon!r}")
 
     def read_limit_values(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
         """Return the quantities that have limits, each `[N]`."""
         if self.addon is not None:  # then the environment's own reward is the old one
             extras = {"basic_reward": rewards} | extras
-        return [self._read_extra(extras, rewards, name, why) for name, why in self.steering.required_entries]
+        return [self.read_extra(extras, rewards, name, why) for name, why in self.steering.required_entries]
 
-    def _read_extra(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
+    def read_extra(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
         """Return an entry `[N]` of the environment's extras; errors begin with `why`."""
         value = info_entry(extras, name, why, "extras")
         if not isinstance(value, Tensor) or value.numel() != rewards.numel():
@@ -357,7 +357,7 @@ def warn_about_settings(host: Mapping[str, Any]) -> None:
 
 def _default_settings(actor: Any, storage: Any, is_recurrent: bool) -> dict[str, Any]:
     """Return the engine's settings for customizing, by rsl_rl's names."""
-    usual = settings_for_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
+    usual = settings_for_shape(max(64, *map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
     samples = storage.num_envs * storage.num_transitions_per_env
     minibatches = max(1, round(samples / usual.minibatch))
     if is_recurrent:  # then a minibatch is of whole environments, and rsl_rl leaves out those that are over

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import Transitions
+from repolicy.envs import AddonState, Transitions
 from repolicy.hosts.measuring import EnvStep, Sizes
 from repolicy.hosts.priors import unbounded_actions
 from repolicy.prepare.states import MAX_STATE_SIZE
@@ -20,6 +20,8 @@ class RunnerEnvs:
     def __init__(self, env: Any, algorithm: "ResidualPPO") -> None:
         self.env, self.algorithm, self.states = env, algorithm, algorithm.flat_observations
         self.count, self.has_stepped = int(env.num_envs), False
+        # for a wish with a past: whether the next step begins an episode `[N]`, and the past
+        self.begins, self.pasts = torch.ones(self.count, dtype=torch.bool), dict[Any, Any]()
 
     @property
     def sizes(self) -> Sizes:
@@ -33,19 +35,27 @@ class RunnerEnvs:
         wish = self.algorithm.wish
         return 1.0 if wish is None else wish.largest_weight
 
+    @property
+    def step_count(self) -> int:
+        """The steps taken so far, on which curricula depend; 0 where the environment does not count them."""
+        return getattr(getattr(self.env, "unwrapped", None), "common_step_counter", 0)
+
     def set_step_count(self, steps: int) -> None:
-        """Set the number of steps taken so far, on which mjlab's curricula depend, and begin new episodes."""
+        """Set `step_count`, where the environment counts steps, and begin new episodes."""
         env: Any = getattr(self.env, "unwrapped", None)
-        if steps and hasattr(env, "common_step_counter"):
+        if hasattr(env, "common_step_counter") and env.common_step_counter != steps:
             env.common_step_counter, self.has_stepped = steps, True
             self.reset()
 
     def reset(self) -> tuple[Any, bool]:
         """Return observations, and whether they begin episodes: not every runner's environments can be reset."""
         self.has_stepped |= self.has_running_episodes  # some environments begin at random ages
-        if self.has_stepped and hasattr(self.env, "reset"):
-            self.env.reset()
+        # today's wrapper of Isaac Lab has no reset of its own
+        env = next((env for env in (self.env, getattr(self.env, "unwrapped", None)) if hasattr(env, "reset")), None)
+        if self.has_stepped and env is not None:
+            env.reset()
             self.has_stepped = self.has_running_episodes  # some resets leave episodes running
+            self.begins |= not self.has_stepped
         observations = self.env.get_observations().to(self.algorithm.device)
         self.last_states = self.states(observations)
         return observations, not self.has_stepped
@@ -70,14 +80,15 @@ class RunnerEnvs:
         before, self.last_states = self.last_states, self.states(observations)
         if algorithm.wish is not None:
             addon = self.wish_rewards(before, actions, self.last_states, dones > 0)
-        basic = rewards if has_addon else extras.get("basic_reward")
-        if basic is not None:
-            basic = basic.to(rewards)
+        basic = rewards if has_addon else None
+        if not has_addon and "basic_reward" in extras:
+            basic = algorithm.read_extra(extras, rewards, "basic_reward", "an environment's own reward is basic_reward")
         return EnvStep(observations, basic, addon, dones > 0, algorithm.read_limit_values(extras, rewards))
 
     def wish_rewards(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
-        """Return a wish's rewards `[...]` of steps. It is computed on the CPU, by the actions that the environment got.
+        """Return a wish's rewards `[...]` of all environments' next steps, `[N]` or `[T, N]`.
 
+        It is computed on the CPU, by the actions that the environment got.
         rsl_rl does not give an episode's last observation, so the one before it takes its place.
         """
         wish, bound = self.algorithm.wish, getattr(self.env, "clip_actions", None)
@@ -88,4 +99,8 @@ class RunnerEnvs:
             actions = actions.clamp(-bound, bound)
         parts = before, actions, torch.where(ended.unsqueeze(-1), before, after)
         states, sent, next_states = (part.detach().cpu().numpy() for part in parts)
-        return torch.from_numpy(wish.reward(Transitions(states, sent, next_states, {}))).to(before)
+        ends = ended.cpu().view(-1, self.count)
+        began = torch.cat([self.begins.unsqueeze(0), ends[:-1]]).numpy()
+        self.begins = ends[-1]
+        steps = Transitions(states, sent, next_states, {}, AddonState(began, self.pasts))
+        return torch.from_numpy(wish.reward(steps)).to(before)

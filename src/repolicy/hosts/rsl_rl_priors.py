@@ -70,7 +70,9 @@ class RunnerDistribution(NamedTuple):
         return self.distribution.log_prob(actions)
 
     def entropy(self) -> Tensor:
-        return self.distribution.entropy
+        # rsl_rl's Beta has an entropy of actions in [0, 1] beside a log_prob of those in its range
+        scale = getattr(self.distribution, "_log_range_scale", 0.0)
+        return self.distribution.entropy + scale * self.distribution.output_dim
 
     def sample(self) -> Tensor:
         return self.distribution.sample()

@@ -29,7 +29,7 @@ from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
 from repolicy.hosts.method import HostRollout, Method, accelerate_std
 from repolicy.hosts.priors import FlatPrior
-from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, space_of, to_repolicy
+from repolicy.hosts.sb3_policies import HeadPolicy, actor_layers, from_repolicy, like, space_of, to_repolicy
 from repolicy.hosts.sb3_priors import CRITICS, ActorWeights, ModelPrior, prior_files, prior_tensors, read, read_saved
 from repolicy.hosts.sb3_vec_envs import (
     ModelActor,
@@ -119,13 +119,16 @@ class ResidualPPO(PPO):
         width = 64  # of the widest layer
         if isinstance(prior_policy, Policy):
             width = max((width, *prior_policy.spec.hidden))
-            if copy_prior and policy_kwargs is None and policy == "MlpPolicy":
+            if copy_prior and policy_kwargs is None and policy in ("MlpPolicy", ActorCriticPolicy):
                 critic_layers = settings_for_shape(width, prior_policy.actions.width).hidden
                 policy_kwargs = like(_initial_policy(prior_policy, True), critic_layers)
                 policy = HeadPolicy if "head" in policy_kwargs else policy
-        if policy_kwargs is None and isinstance(self.prior, ActorWeights) and self.prior.policy is not None:
-            policy_kwargs = self.prior.kwargs
-            policy = type(self.prior.policy) if policy == "MlpPolicy" else policy
+        prior_model = self.prior.policy if isinstance(self.prior, ActorWeights) else None
+        if prior_model is not None:
+            width = max((width, *(layer.in_features for layer in actor_layers(prior_model)[1:])))
+            if policy_kwargs is None:
+                policy_kwargs = self.prior.kwargs
+                policy = type(prior_model) if policy in ("MlpPolicy", ActorCriticPolicy) else policy
 
         # take the engine's settings where the user names none
         customizes = prior is not None and env is not None and has_weight(self._weights)

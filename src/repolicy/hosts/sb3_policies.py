@@ -121,7 +121,7 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
         raise UsageError(f"VecNormalize changes what the actor sees, and the prior has its own normalizer: {remedy}")
     host, remedy = _spec_of(model), "leave out policy_kwargs, or set copy_prior to False to begin elsewhere"
     check_same_network(policy.spec, host, "model", remedy)
-    for ours, theirs in layer_pairs(policy, _layers(model.policy)):
+    for ours, theirs in layer_pairs(policy, actor_layers(model.policy)):
         theirs.copy_(ours)
     if policy.std is not None:
         model.policy.log_std.copy_(policy.std.log())
@@ -138,7 +138,7 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
 def to_repolicy(model: PPO) -> Policy:
     """Return a model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
     policy, normalized = Policy(_spec_of(model)), model.get_vec_normalize_env()
-    for ours, theirs in layer_pairs(policy, _layers(model.policy)):
+    for ours, theirs in layer_pairs(policy, actor_layers(model.policy)):
         ours.copy_(theirs)
     if policy.log_std is not None:
         policy.log_std.copy_(model.policy.log_std)
@@ -152,13 +152,14 @@ def to_repolicy(model: PPO) -> Policy:
     return as_squashed(policy, unwrap_prior(prior).actions) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
-def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
+def actor_layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
+    """Return the linear layers of an actor, the output layer last."""
     return [layer for layer in [*policy.mlp_extractor.policy_net, policy.action_net] if isinstance(layer, nn.Linear)]
 
 
 def _spec_of(model: PPO) -> PolicySpec:
     """Return the spec of a model's actor as a policy of ours. Raises where it cannot be one."""
-    policy, layers = model.policy, _layers(model.policy)
+    policy, layers = model.policy, actor_layers(model.policy)
     if model.use_sde:
         raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")
     extractor = policy.features_extractor
