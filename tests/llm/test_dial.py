@@ -135,24 +135,20 @@ def test_a_token_that_one_model_cannot_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tuned", "words"),
+    ("tuned", "omega", "words"),
     [
-        ((), "one or two tuned models"),
-        ((("a", residual(0.1, 0.1)),), "'a' is the name of an adapter"),
-        ((("a", residual(0.1, 0.1)), ("b", residual(0.1, 0.2))), "omega must differ"),
-        ((("a", residual(0.1, 0.0)),), "alpha is 0"),
-        ((("a", residual(0.1, 0.2, states=0.5)),), "states is 0.5, and the dial knows no price"),
-        ((("a", soft(0.2)),), "objectives with a prior"),
+        ((), 0.1, "one or two tuned models"),
+        ((("a", residual(0.1, 0.1)),), 0.1, "'a' is the name of an adapter"),
+        ((("a", residual(0.1, 0.1)), ("b", residual(0.1, 0.2))), 0.1, "omega must differ"),
+        ((("a", residual(0.1, 0.0)),), 0.1, "alpha is 0"),
+        ((("a", residual(0.1, 0.2, states=0.5)),), 0.1, "states is 0.5, and the dial knows no price"),
+        ((("a", soft(0.2)),), 0.1, "objectives with a prior"),
+        ((("a", residual(0.1, 0.2)),), "auto", "the dial sets no weight by itself: name omega and alpha"),
     ],
 )
-def test_refused(tuned: Any, words: str) -> None:
+def test_refused(tuned: Any, omega: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        dial(None, *tuned, omega=0.1)
-
-
-def test_the_dial_is_turned_to_a_number() -> None:
-    with pytest.raises(UsageError, match="the dial sets no weight by itself: name omega and alpha"):
-        dial(None, ("a", residual(0.1, 0.2)), omega="auto")
+        dial(None, *tuned, omega=omega)
 
 
 def test_an_adapter_that_is_not_there_is_named(prior: Path) -> None:

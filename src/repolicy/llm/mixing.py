@@ -1,4 +1,4 @@
-"""The dial: choose omega and alpha when text is generated, between models that were trained at other values.
+"""Generate text; with the dial, at an omega and alpha between those that models were trained at.
 
 At its optimum, a model trained at (omega_i, alpha_i) encodes the add-on reward: alpha_i · log policy_i − omega_i · log
 prior, up to a constant. A weighted mean of such rewards, in the optimum at another (omega, alpha), gives a sum of
