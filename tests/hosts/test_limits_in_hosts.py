@@ -43,6 +43,12 @@ class Unlikely:
         return torch.zeros(ended.shape), None
 
 
+def with_critic(steering: Steering, prior: Any) -> Method:
+    method = Method(steering, prior)
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    return method
+
+
 def seen(held: Tensor) -> HostRollout:
     still = torch.zeros(held.shape[1:])
     none, wide = still.bool(), still[..., None]
@@ -66,8 +72,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
     rollouts = [torch.randn(2, STEPS, ENVS).abs() * (3.0 - 0.1 * i) for i in range(25)]
     settings = Settings(envs=ENVS, n_steps=STEPS, steps=100 * STEPS * ENVS)
     engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)), 1)
-    method = Method(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())
-    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method = with_critic(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())
     told, paid = followed(method, rollouts)
     for held, found, got in zip(rollouts, told, paid, strict=True):
         numbers = held.double().numpy()
@@ -182,8 +187,7 @@ def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None
             return found.log_prob(actions).sum(-1), found.entropy().sum(-1)
 
     torch.manual_seed(0)
-    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Wide())
-    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method = with_critic(Steering(weights(0.3, 0.2), keep=0.9), Wide())
     method.steering.hold_share("basic_reward>=-1", sampling_gap=2 * 0.5**2)
     acting = torch.distributions.Normal(torch.full((200, 64, 2), 0.4), std)
     actions = acting.sample()
@@ -202,8 +206,7 @@ def test_ends_earlier_than_the_sampled_priors_cost_what_it_earned_later(falls: f
     for row in ended:
         row |= (torch.rand(64) < falls) | (age == 39)
         age = torch.where(row, 0, age + 1)
-    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
-    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method = with_critic(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
     method.steering.hold_share("basic_reward>=1.8", earnings_by_age=[*(2.0 * 0.99 ** torch.arange(40)).tolist(), 0.0])
     later, kept = [], []
     for steps in ended.split(25):
@@ -222,8 +225,7 @@ def test_where_steps_cost_a_later_end_than_the_sampled_priors_counts_for_nothing
     look = PriorEpisodes(None, None)
     look.by_mean = look.sampled = [HostEpisodes(-2.0 * lengths, no, no, lengths, lengths, no, no)]
     by_age, _ = look.earnings()
-    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
-    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method = with_critic(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
     method.steering.hold_share("basic_reward>=-2.2", earnings_by_age=by_age)
     method.reward(seen(torch.full((1, 40, 8), -2.0)))
     method.credit(torch.zeros(40, 8), torch.zeros(40, 8))
@@ -310,8 +312,7 @@ def test_what_cannot_be_held_is_one_sentence(host: Any, limits: list[str], more:
 
 
 def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
-    method = Method(Steering(Objective(), limits=HELD), None)
-    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method = with_critic(Steering(Objective(), limits=HELD), None)
     with pytest.raises(NumericError, match="the quantity of the limit speed>=0.5 is not finite"):
         followed(method, [torch.stack([torch.ones(STEPS, ENVS), torch.full((STEPS, ENVS), torch.nan)])])
 

@@ -141,6 +141,9 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
         prior_reward(policy(), 0.1, 0.1, states=0.5)
 
 
+SHORT = {0: torch.zeros(5, 4), 1: torch.zeros(5, 2), 4: torch.zeros(5, 4)}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -150,10 +153,7 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
         ({3: torch.zeros(5, 6, 1)}, r"log-probabilities have the shape \(5, 6, 1\) and rewards \(5, 6\)"),
         ({1: torch.zeros(5, 6, 1)}, r"actions have the shape \(5, 6, 1\) .* the policy takes 2 numbers as the action"),
         ({1: torch.zeros(5, 1, 2)}, r"actions have the shape \(5, 1, 2\)"),
-        (
-            {0: torch.zeros(5, 4), 1: torch.zeros(5, 2), 4: torch.zeros(5, 4)},
-            r"the prior's log-probabilities have the shape \(5,\) and rewards \(5, 6\)",
-        ),
+        (SHORT, r"the prior's log-probabilities have the shape \(5,\) and rewards \(5, 6\)"),
     ],
 )
 def test_what_would_be_broadcast_is_refused(change: dict[int, Any], said: str) -> None:
@@ -270,9 +270,8 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
             found.append(pays(env))
             assert torch.equal(pays(env), found[-1]), "a limit may read it after the reward did"
         nothing = np.zeros((12, 3, 1), np.float32)
-        expected = combine_addons([name]).reward(
-            Transitions(nothing, actions, nothing, {}, AddonState(lengths == 1, {}))
-        )
+        steps = Transitions(nothing, actions, nothing, {}, AddonState(lengths == 1, {}))
+        expected = combine_addons([name]).reward(steps)
         np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
         assert np.count_nonzero(expected[0]) == 0
 

@@ -388,9 +388,10 @@ def test_an_add_on_that_nothing_pays_is_refused() -> None:
     assert all(info["basic_reward"] != -8.0 for info in infos)
 
 
-def test_a_learning_rate_that_is_named_beside_a_file_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [{"learning_rate": 1e-5}, {"custom_objects": {"learning_rate": lambda _: 1e-5}}])
+def test_a_learning_rate_that_is_named_beside_a_file_stays(tmp_path: Path, named: dict[str, Any]) -> None:
     made = model(prior=trained(), omega=0.3, alpha=0.2, critic_warmup=0).learn(64)
     assert made.lr_schedule(1.0) != pytest.approx(1e-5)
     made.save(tmp_path / "model.zip")
-    named = ResidualPPO.load(tmp_path / "model.zip", envs(), learning_rate=1e-5).learn(64)
-    assert named.lr_schedule(1.0) == 1e-5
+    again = ResidualPPO.load(tmp_path / "model.zip", envs(), **named).learn(64, reset_num_timesteps=False)
+    assert again.policy.optimizer.param_groups[0]["lr"] == 1e-5

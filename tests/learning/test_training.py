@@ -203,29 +203,24 @@ def test_cart_pole_is_learnt(tmp_path: Path) -> None:
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
-def test_fewer_steps_than_one_update_takes_are_refused(tmp_path: Path) -> None:
-    size = SMALL.iteration_steps
-    with pytest.raises(UsageError, match=f"steps is {size - 1}, and one update takes {size}"):
-        train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", replace(SMALL, steps=size - 1))
-
-
 @pytest.mark.parametrize(
-    ("objective", "addon", "sentence"),
+    ("objective", "more", "sentence"),
     [
-        (kl(0.1), ["x"], "needs a prior: use customize"),
-        (Objective("basic", states=0.1), [], "needs a prior: use customize"),
-        (soft(Range(0.1, 0.3)), [], "a range of weights, needs a prior"),
-        (Objective("both", alpha=0.1), [tiny("stay_near") + "=0..2"], "a range of weights, needs a prior"),
-        (greedy(0.1), [], "needs an add-on"),
-        (soft(0.1), [tiny("stay_near")], "leave it out"),
-        (greedy(0.1), [tiny("stay_neer")], "did you mean stay_near"),
+        (soft(0.1), {"settings": replace(SMALL, steps=127)}, "steps is 127, and one update takes 128"),
+        (kl(0.1), {"addon": ["x"]}, "needs a prior: use customize"),
+        (Objective("basic", states=0.1), {}, "needs a prior: use customize"),
+        (soft(Range(0.1, 0.3)), {}, "a range of weights, needs a prior"),
+        (Objective("both", alpha=0.1), {"addon": tiny("stay_near") + "=0..2"}, "a range of weights, needs a prior"),
+        (greedy(0.1), {}, "needs an add-on"),
+        (soft(0.1), {"addon": tiny("stay_near")}, "leave it out"),
+        (greedy(0.1), {"addon": tiny("stay_neer")}, "did you mean stay_near"),
     ],
 )
 def test_requests_that_make_no_sense_write_nothing(
-    tmp_path: Path, objective: Objective, addon: list[str], sentence: str
+    tmp_path: Path, objective: Objective, more: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        train(tiny("LinearQuadratic"), objective, tmp_path / "run", SMALL, addon=addon)
+        train(tiny("LinearQuadratic"), objective, tmp_path / "run", **{"settings": SMALL} | more)
     assert not (tmp_path / "run").exists()
 
 
