@@ -11,6 +11,7 @@ from repolicy.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
+from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.states import familiarity
 
 
@@ -30,10 +31,11 @@ def play_episodes(
     density: of the prior's states; with it, the familiarity of the visited states is recorded too.
     """
 
-    def score_states(observations: np.ndarray | None, ages: np.ndarray) -> torch.Tensor | None:
-        if density is None or observations is None:
+    def score_states(observations: np.ndarray | None, ages: np.ndarray, terminated: np.ndarray) -> torch.Tensor | None:
+        if density is None or observations is None or prior is None:
             return None
-        return familiarity(density, torch.from_numpy(observations), torch.from_numpy(ages))
+        states, at, ends = map(torch.from_numpy, (observations, ages, terminated))
+        return familiarity(density, states, at, ends, customize_defaults(prior).gamma)
 
     with closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as batch:
         return run_episodes(

@@ -15,7 +15,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.objective import residual
 from repolicy.policies.policy import Policy, one_thread
-from repolicy.prepare.states import SKIPPED_STEPS, familiarity, fit_prior_density
+from repolicy.prepare.states import SKIPPED_STEPS, fit_prior_density
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import SingleRank
@@ -38,11 +38,11 @@ def main(options: campaign.Options) -> None:
             rollout = collector.collect(standing, deterministic=True)
         assert rollout.next_observations is not None
         priced = rollout.ages > SKIPPED_STEPS
-        states, ages = torch.from_numpy(rollout.next_observations[priced]), torch.from_numpy(rollout.ages[priced])
+        states = torch.from_numpy(rollout.next_observations[priced])
         prices = []
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
             density = fit_prior_density(prior, request, SingleRank())
-            prices.append(-float(familiarity(density, states, ages).mean()))
+            prices.append(-float(density.familiarity(density.normalized(states)).mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -49,7 +49,7 @@ EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
 # (next observations, ages of the episodes) -> how much states look like the prior's, `[T, N]`
-Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]
+Familiarity = Callable[[np.ndarray | None, np.ndarray, np.ndarray], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def step_quantities(
     if rollout.chunks:
         quantities["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])
     if familiarity is not None:
-        quantities["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
+        quantities["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages, rollout.terminated))
     return quantities
 
 

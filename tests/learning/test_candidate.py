@@ -77,10 +77,19 @@ WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
 
 @pytest.mark.parametrize(
     ("gain", "longer", "better"),
-    [((2.1, 1.0), 0.0, True), ((1.9, 1.0), 0.0, False), ((2.1, 1.0), -0.1, False), ((0.0, 0.0), 5.0, False)],
+    [
+        ((2.1, 1.0), (0.0, 0.0), True),
+        ((1.9, 1.0), (0.0, 0.0), False),
+        ((2.1, 1.0), (-0.1, 0.0), False),
+        ((2.1, 1.0), (-1.9, 1.0), True),  # both fall now and then
+        ((2.1, 1.0), (-2.1, 1.0), False),
+        ((0.0, 0.0), (5.0, 0.0), False),
+    ],
 )
-def test_two_standard_errors_and_no_shorter(gain: tuple[float, float], longer: float, better: bool) -> None:
-    assert is_clearly_better(Estimate(*gain), longer) == better
+def test_two_standard_errors_and_not_clearly_shorter(
+    gain: tuple[float, float], longer: tuple[float, float], better: bool
+) -> None:
+    assert is_clearly_better(Estimate(*gain), Estimate(*longer)) == better
 
 
 def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,8 @@ def rollout(policy: Policy) -> Rollout:
 class Known:
     """The familiarity of the process's states, in the place of a density."""
 
+    usual_end = torch.zeros(())
+
     def familiarity(self, inputs: Tensor) -> Tensor:
         return MDP_.familiarity[inputs.argmax(-1)]
 

@@ -27,6 +27,7 @@ from repolicy.learning.multipliers import (
     budget_violation,
     constraint_warnings,
     expected_rewards,
+    initial_worth,
     kept_sentence,
     limit_violation,
     measure_prior_rewards,
@@ -35,7 +36,7 @@ from repolicy.learning.multipliers import (
 from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
-from repolicy.objective import Reward, greedy, residual
+from repolicy.objective import Reward, greedy, no_entropy, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.opening import read_policy
@@ -185,7 +186,7 @@ def test_what_is_off_follows_a_measurement_as_far_as_that_is_certain(noise: floa
 def test_a_limits_weight_follows_what_is_measured_and_how_that_changes() -> None:
     """Worked by hand: the integral gain is 0.03, the proportional one 1, and the limit is broken by 0.03 at 1."""
     held = HeldLimit(parse_limits("power<=0.3")[0])
-    held.begin(0.5, residual(0.2, 0.1))
+    held.begin(0.5, 0.2)
     logs = []
     for measured in (0.36, 0.06, 0.345):  # broken by 2, −8 and 1½, each ± ½
         held.move(Estimate(measured, 0.015))
@@ -200,9 +201,19 @@ def test_a_limits_weight_follows_what_is_measured_and_how_that_changes() -> None
 def test_what_never_happened_yet_has_the_size_of_its_bound() -> None:
     """The weight would else be a million nats."""
     collisions, none = (HeldLimit(parse_limits(text)[0]) for text in ("collision<=0.01", "success>=0"))
-    collisions.begin(0.0, residual(0.2, 0.1))
-    none.begin(0.0, residual(0.2, 0.1))
+    collisions.begin(0.0, 0.2)
+    none.begin(0.0, 0.2)
     assert (collisions.weight, none.weight) == (pytest.approx(20.0), pytest.approx(0.2))
+
+
+def test_what_a_limit_is_worth_at_first() -> None:
+    """As much as a nat of the prior; without omega, where alpha may be tiny, a tenth of the task's reward."""
+    assert initial_worth(residual(0.2, 0.1), 5.0) == 0.2
+    assert initial_worth(no_entropy(), -5.0) == 0.5
+    assert initial_worth(residual(1e-4, 1e-4), 5.0) == 1e-4
+    assert initial_worth(greedy(1e-4), 5.0) == 0.5
+    assert initial_worth(greedy(0.7), 5.0) == 0.7
+    assert initial_worth(no_entropy(), 0.0) == 1.0
 
 
 def multipliers(**settings: Any) -> Multipliers:

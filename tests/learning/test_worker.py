@@ -41,18 +41,21 @@ def paid(made: Worker, rollout: Rollout) -> TaskRewards:
 def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 3, 4, 5, ... steps, of which the first three are left out of the price on states.
 
-    The last state of the first and third, which terminate, counts 1 / (1 − 0.9) times. The second is cut.
+    The last state of the first and third, which terminate, counts 1 / (1 − 0.9) times, beyond the 0.2 nats that the
+    prior's own ends cost. The second is cut.
     """
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)
     made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
     made.density = SimpleNamespace(
-        familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]), normalized=lambda observations: observations
+        familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]),
+        normalized=lambda observations: observations,
+        usual_end=torch.tensor(-0.2),
     )
     rollout = made.collector.collect(made.learner.policy)
     ages = [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 1]
     assert rollout.ages.T.tolist() == [ages] * 4
     priced = made.reward(rollout, paid(made, rollout), torch.zeros(13, 4)).states
-    expected = [0, 0, -5.0, 0, 0, 0, -0.5, 0, 0, 0, -0.5, -5.0, 0]
+    expected = [0, 0, -4.0, 0, 0, 0, -0.5, 0, 0, 0, -0.5, -4.0, 0]
     torch.testing.assert_close(priced.T.double(), torch.tensor([expected] * 4).double())
 
 
@@ -280,6 +283,8 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
         return batch, metrics, observed
 
     monkeypatch.setattr(made, "prepare_batch", changed)
+    made.iterate(stop=False)
+    assert made.objective.omega == 0.1, "a segment's first rollout shows how episodes begin"
     made.iterate(stop=False)
     assert (made.objective.omega == 0.1) == (explained < 0)
 

@@ -162,8 +162,30 @@ def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
     request = Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS)
-    seen = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
+    seen, ends, episodes = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
     assert sorted(map(tuple, seen[seen[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
+    assert sorted(map(tuple, ends[ends[:, 0] < 5].unique(dim=0).tolist())) == [(1, 3), (3, 5)], "the others are cut"
+    of_each = episodes // 8
+    assert len(ends) == 8 * (of_each - of_each // 2)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_episode_that_does_not_end_counts_as_one_that_is_cut(tmp_path: Path) -> None:
+    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+    request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)
+    _, ends, episodes = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
+    assert (len(ends), episodes) == (0, 8)
+
+
+def test_what_the_priors_own_ends_cost_is_a_mean_over_all_its_episodes() -> None:
+    inputs = torch.randn(2_000, 2, generator=torch.Generator().manual_seed(0)).double()
+    ends = torch.tensor([[9.0, 9.0], [5.0, -5.0]]).double()
+    found = fit_density(inputs, Normalizer(2), ends, episodes=8)
+    assert float(found.usual_end) == pytest.approx(float(found.familiarity(ends).sum()) / 8)
+    assert float(found.usual_end) < -1.0
+    assert float(fit_density(inputs, Normalizer(2)).usual_end) == 0.0
+    older = {name: value for name, value in found.tensors().items() if name != "states.usual_end"}
+    assert float(Density.from_tensors(older).usual_end) == 0.0, "an older file does not have it"
 
 
 @pytest.mark.usefixtures("quick")

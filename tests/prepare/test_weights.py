@@ -1,5 +1,6 @@
 """The weights that are usual where nobody names them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from repolicy.envs.rollout import Episodes
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
+from repolicy.learning.multipliers import MAX_VIOLATION
+from repolicy.objective import Objective, full, greedy, kl, no_entropy, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -24,6 +26,7 @@ from repolicy.prepare.weights import (
     ALPHA_WITHOUT_REWARD,
     ALPHAS,
     DEFAULT_KL_BUDGET,
+    FIRST_OF_BUDGET,
     NoiseWeightFinder,
     default_kl_budget,
 )
@@ -129,6 +132,19 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         assert f"drifts {DEFAULT_KL_BUDGET:g} nats a step" in held_by
         assert len(why) == (asked.omega is None)
         assert all("what a nat of the prior is worth cannot be told from these episodes" in each for each in why)
+
+
+@pytest.mark.parametrize("asked", [residual(), residual("auto"), kl()])
+def test_a_budget_begins_where_a_nat_costs_its_worth_once_that_is_spent(asked: Objective) -> None:
+    """A budget's weights grow by e² until it is spent. A prior's own alpha may be far less than that needs."""
+    assert math.log(FIRST_OF_BUDGET) == -MAX_VIOLATION
+    small, held = prior(request=told(0.001), nat_worth=WORTH), replace(FEW, kl_budget=1.0)
+    assert decide(asked, small, ENV, (), held).objective == kl(0.034)
+    assert decide(asked, prior(request=told(0.7), nat_worth=WORTH), ENV, (), held).objective == kl(0.7)
+    unknown = prior(request=told(0.001), nat_worth=WORTH | {"error": 0.2})
+    assert decide(asked, unknown, ENV, (), held).objective == kl(0.001)
+    of_log_prior = replace(FEW, log_prior_budget=1.0)
+    assert decide(residual(), small, ENV, (), of_log_prior).objective.alpha == 0.001, "where alpha does not move"
 
 
 def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:

@@ -123,7 +123,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
         policy, critic = small_policy(), Mlp(SIZE, (16,), 1)
         prior = frozen(policy)
     generator = torch.Generator().manual_seed(2)
-    states.visited_states = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
+    states.visited_states = lambda rollouts, many: (*torch.randn(2, 500, SIZE, generator=generator), 700)
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)

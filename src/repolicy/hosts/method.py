@@ -18,7 +18,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.normalized_critic import NormalizedCritic
 from repolicy.hosts.priors import squashes
 from repolicy.hosts.steering import Steering, has_weight
-from repolicy.learning.multipliers import block_means
+from repolicy.learning.multipliers import block_means, initial_worth
 from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, std_speed
 from repolicy.learning.worker import MIN_WARMUP_LEARNING_RATE
 from repolicy.objective import DIALED, Reward, reformulated
@@ -211,15 +211,19 @@ class Method:
             metrics["prior_kl"] = means["prior_kl"]
         metrics |= {"explained_variance": steering.explained_variance, "return_scale": return_scale}
         steering.later_earnings += LATER_AVERAGING * (means["later"] - steering.later_earnings)
-        metrics |= self._measure_limits(limits, steps, entropy_gain=means["below_prior"] - means["prior_kl"])
+        entropy_gain = means["below_prior"] - means["prior_kl"]
+        metrics |= self._measure_limits(limits, steps, entropy_gain, means["task"])
         self._extend_curves(metrics, int(steps))
         return metrics
 
-    def _measure_limits(self, limits: Mapping[str, list[float]], steps: float, entropy_gain: float) -> dict[str, float]:
+    def _measure_limits(
+        self, limits: Mapping[str, list[float]], steps: float, entropy_gain: float, task: float
+    ) -> dict[str, float]:
         """Pass the measured quantities to the limits, and return their metrics.
 
         limits: of each the sum of its means, of their squares, and over all steps of its square.
         entropy_gain: the policy's entropy above the prior's.
+        task: the mean reward of the task.
         """
         steering, count = self.steering, steps / self.rollout_rewards.steps_per_mean
         measured = {name: Estimate.of(total, square, count) for name, (total, square, _) in limits.items()}
@@ -235,8 +239,9 @@ class Method:
                 mean=kept.mean + noise_cost + min(0.0, steering.later_earnings)
             )
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
-        metrics = steering.priced_limits.metrics(measured, sizes, steering.objective)
-        return metrics | steering.kept_share.metrics(measured, dict.fromkeys(sizes, 1.0), steering.objective)
+        worth = initial_worth(steering.objective, task)
+        metrics = steering.priced_limits.metrics(measured, sizes, worth)
+        return metrics | steering.kept_share.metrics(measured, dict.fromkeys(sizes, 1.0), worth)
 
     @contextmanager
     def policy_update(

@@ -38,6 +38,7 @@ MIN_WEIGHT = 1e-6
 OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows at the end of a run
 
 LIMIT_UNIT = 0.1  # share of its bound by which a limit is broken at a violation of 1
+SHARE_OF_TASK = 0.1  # of the task's reward in a step that a limit's weight begins at, where no omega tells
 MAX_WEIGHT_CHANGE = 1e3  # a limit's weight stays within this factor of its initial value
 LAST_ITERATIONS = 20  # number of iterations by which a limit is judged at the end
 MIN_MEANS = 8  # number of means from which the noise of a measurement is estimated
@@ -127,13 +128,13 @@ class HeldLimit:
     violation: float | None = None
     noise: float | None = None
 
-    def begin(self, size: float, objective: Objective) -> None:
-        """Set the initial weight, at which the quantity's typical `size` in a step is worth as much as a nat.
+    def begin(self, size: float, worth: float) -> None:
+        """Set the initial weight, at which the quantity's typical `size` in a step is worth this much reward.
 
         Where it was 0 in all steps, such as a collision that never happened, the bound is taken for its size.
         """
         size = size or abs(self.limit.bound) or 1.0
-        self.initial_weight = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, MIN_WEIGHT)
+        self.initial_weight = self.weight = worth / max(size, MIN_WEIGHT)
         self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size)
 
     def move(self, measured: Estimate) -> None:
@@ -147,6 +148,14 @@ class HeldLimit:
         self.weight = max(lowest, min(highest, weight))
 
 
+def initial_worth(objective: Objective, task: float) -> float:
+    """Return what a limit's quantity is worth at first: as much as a nat of the prior, or a share of the task's reward.
+
+    Without omega, alpha alone may be far too little for a limit to hold.
+    """
+    return objective.omega or max(objective.alpha, SHARE_OF_TASK * abs(task)) or 1.0
+
+
 class Limits(dict[str, HeldLimit]):
     """Limits by their text; the engine and hosts measure their quantities in their own ways."""
 
@@ -158,16 +167,17 @@ class Limits(dict[str, HeldLimit]):
         """Return what all limits take from the reward, from each one's quantity (any shape); at a bound it is 0."""
         return sum(held.weight * held.limit.excess(one) for held, one in zip(self.values(), values, strict=True))
 
-    def metrics(self, measured: dict[str, Estimate], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
+    def metrics(self, measured: dict[str, Estimate], sizes: dict[str, float], worth: float) -> dict[str, float]:
         """Store what was measured and return its log columns; set the initial weights at the first call.
 
-        `sizes`: the typical size of each quantity in a step.
+        sizes: the typical size of each quantity in a step.
+        worth: the reward that this size is worth at first.
         """
         self.measured = measured
         metrics = dict[str, float]()
         for name, held in self.items():
             if not held.initial_weight:
-                held.begin(sizes[name], objective)
+                held.begin(sizes[name], worth)
             metrics |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": held.weight}
         return metrics
 
@@ -249,8 +259,11 @@ class Multipliers:
         if self.keep:
             self.surplus = measured("surplus")
             metrics["kept"] = self.keep + self.surplus.mean / max(abs(sums["prior"] / count), 1e-12)
+        if not self.limits:
+            return metrics
         sizes = {name: math.sqrt(sums[f"size {name}"] / self.settings.iteration_steps) for name in self.limits}
-        return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, objective)
+        worth = initial_worth(objective, sums["reward_task"] / self.settings.iteration_steps)
+        return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, worth)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every limit's weight, and return the objective with the weights that a budget or a kept share moves."""

@@ -38,14 +38,14 @@ class Candidate(NamedTuple):
     evaluation: dict[str, float]
 
 
-def is_clearly_better(gain: Estimate, longer: float) -> bool:
+def is_clearly_better(gain: Estimate, longer: Estimate) -> bool:
     """Return whether an earlier policy should replace the last one.
 
     `gain` is its higher objective of an episode, `longer` its greater length, over episodes with the same starts. Where
-    each step costs something, falling early raises the sum of an episode. So a policy with shorter episodes never
-    replaces the last one.
+    each step costs something, falling early raises the sum of an episode. So a policy with clearly shorter episodes
+    never replaces the last one.
     """
-    return gain.mean > 2.0 * gain.error and longer >= 0.0
+    return gain.mean > 2.0 * gain.error and longer.mean >= -2.0 * longer.error
 
 
 class Segments:
@@ -173,11 +173,11 @@ class Segments:
         # Compare both in more episodes, which differ from those in which the candidate was selected.
         both = (candidate.policy, last.policy)
         ours, theirs = (self.run_episodes(policy, COMPARISON_FACTOR, Stream.COMPARISON) for policy in both)
-        gains, longer = (ours[name] - theirs[name] for name in ("evaluation_objective", "evaluation_length"))
-        sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
-        count, total, squares, steps_longer = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        gain = Estimate.of(total, squares, count)
-        if not is_clearly_better(gain, steps_longer):
+        gains = np.stack([ours[name] - theirs[name] for name in ("evaluation_objective", "evaluation_length")])
+        sums = torch.from_numpy(np.stack([np.ones_like(gains), gains, np.square(gains)]).sum(-1))
+        (count, _), totals, squares = self.team.sum(sums).tolist()
+        gain, longer = (Estimate.of(total, square, count) for total, square in zip(totals, squares, strict=True))
+        if not is_clearly_better(gain, longer):
             return last
         name = "what the actor began as" if self.worker.request.init else "the prior"
         if candidate.steps:

@@ -155,10 +155,12 @@ class Worker:
         # Score the rollout, compute rewards and advantages.
         batch, metrics, observation_sums = self.prepare_batch(rollout, stop)
         explained = metrics["explained_variance"]
-        # Budgets and limits change the weights of the next iteration, once the actor is trained.
+        # Budgets and limits change the weights of the next iteration, once the actor is trained. A segment's first
+        # rollout shows how episodes begin, and no whole ones, so it moves nothing.
         fit_actor = self.should_fit_actor(explained)
         weights = {name: getattr(self.objective, name) for name in DIALED}
-        if fit_actor and explained > MIN_EXPLAINED_VARIANCE:
+        is_first = self.iteration % self.settings.checkpoint_every == 1
+        if fit_actor and explained > MIN_EXPLAINED_VARIANCE and not is_first:
             self.objective = self.multipliers.steer(metrics, self.objective)
         metrics.pop("below_prior_squares", None)
         # Update: the critic always, the actor after the warm-up.
@@ -285,17 +287,14 @@ class Worker:
         return parts
 
     def familiarity(
-        self, next_observations: np.ndarray | None, ages: np.ndarray, terminated: np.ndarray | None = None
+        self, next_observations: np.ndarray | None, ages: np.ndarray, terminated: np.ndarray
     ) -> Tensor | None:
-        """Return how familiar the next states are to the prior, or None where the objective does not weigh it.
-
-        Where it is known which steps `terminated` an episode, its last state counts as if it lasted.
-        """
+        """Return how familiar the next states are to the prior, or None where the objective does not weigh it."""
         if self.density is None or next_observations is None:
             return None
         observations = torch.from_numpy(self.env_observations(next_observations))
-        ends = None if terminated is None else torch.from_numpy(terminated)
-        return familiarity(self.density, observations, torch.from_numpy(ages), ends, self.settings.gamma)
+        at, ends = torch.from_numpy(ages), torch.from_numpy(terminated)
+        return familiarity(self.density, observations, at, ends, self.settings.gamma)
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

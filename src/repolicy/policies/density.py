@@ -37,6 +37,7 @@ class Density:
     edge: Tensor  # [], the squared distance below which three quarters of the prior's states lie
     shift: Tensor  # [O], of the normalizer with which the density was fitted
     scale: Tensor  # [O], of this normalizer
+    usual_end: Tensor  # [], the mean familiarity of the states that ended the prior's episodes; 0 at a time limit
     bound: float = OBSERVATION_BOUND  # of this normalizer; a file has it with the prior
 
     def familiarity(self, inputs: Tensor) -> Tensor:
@@ -66,9 +67,10 @@ class Density:
 
         Raise ValueError if shapes, types or values are wrong.
         """
-        parts: list[Any] = [tensors[f"states.{name}"] for name in PARTS]
+        older = {"states.usual_end": torch.zeros((), dtype=torch.float64)}
+        parts: list[Any] = [(older | tensors)[f"states.{name}"] for name in PARTS]
         size = len(parts[0]) if parts[0].dim() else 0
-        shapes = [[size], [size, size], [], [size], [size]]
+        shapes = [[size], [size, size], [], [size], [size], []]
         for name, part, shape in zip(PARTS, parts, shapes, strict=True):
             if list(part.shape) != shape or part.dtype != torch.float64 or not bool(torch.isfinite(part).all()):
                 raise ValueError(f"states.{name} is {list(part.shape)} {part.dtype}, not finite float64 {shape}")
@@ -81,11 +83,14 @@ class Density:
             raise UsageError("the density of states was fitted with another normalizer than the prior's: begin anew")
 
 
-PARTS = ("mean", "whitening", "edge", "shift", "scale")
+PARTS = ("mean", "whitening", "edge", "shift", "scale", "usual_end")
 
 
-def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """Fit the density to normalized observations `[M, O]` of the prior, in the order of time."""
+def fit_density(inputs: Tensor, normalizer: Normalizer, ends: Tensor | None = None, episodes: int = 1) -> Density:
+    """Fit the density to normalized observations `[M, O]` of the prior, in the order of time.
+
+    ends: those `[K, O]` that terminated some of its `episodes`.
+    """
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
     changing = torch.nonzero(variances > MIN_VARIANCE).flatten()
@@ -96,7 +101,10 @@ def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
     stride = max(1, len(inputs) // 100_000)  # torch.quantile takes a limited number of values
     edge = torch.quantile(squared_distances(inputs, mean, whitening)[::stride], 1.0 - QUANTILE)
     shift, scale = normalizer.shift.double(), normalizer.scale.double()
-    return Density(mean, whitening, edge, shift, scale, normalizer.bound)
+    density = Density(mean, whitening, edge, shift, scale, torch.zeros_like(edge), normalizer.bound)
+    if ends is None:
+        return density
+    return replace(density, usual_end=density.familiarity(ends).sum() / max(episodes, 1))
 
 
 def fit_likeliest_stretches(inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,7 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
     """Return omega and states as the user named them, else by what a nat of the prior is worth."""
     omega, states, settings = objective.omega, objective.states, finder.settings
     if settings.budget is not None and settings.keep is None:
-        if omega not in (None, "auto"):
+        if omega not in (None, "auto", "alpha"):  # with "alpha", both weights are the same, too
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(
                 f"{option} goes with --omega auto, which begins at --alpha, and no other --objective than residual"

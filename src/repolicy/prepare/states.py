@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,14 +45,15 @@ def steps_to_collect(steps: int) -> int:
 def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     """Return the density of the prior's states. The first rank fits it, and every rank receives the same bits."""
     size = prior.observation_size
-    packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
+    packed = torch.zeros(size + size * size + 1 + 2 * size + 1, dtype=torch.float64)
     if team.index == 0:
         with closing(prior_rollouts(prior, request)) as rollouts:
             density = density_of_rollouts(rollouts, prior, observation_count(request.settings.steps))
         packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
-    mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
-    return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale, prior.normalizer.bound)
+    mean, whitening, edge, shift, scale, usual_end = packed.split([size, size * size, 1, size, size, 1])
+    whitening, edge, usual_end = whitening.reshape(size, size), edge.squeeze(0), usual_end.squeeze(0)
+    return Density(mean, whitening, edge, shift, scale, usual_end, prior.normalizer.bound)
 
 
 def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:
@@ -66,22 +68,30 @@ def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:
 
 def density_of_rollouts(rollouts: Iterable[Rollout], prior: Policy, count: int) -> Density:
     """Return the density of `count` states, or more, from a prior's rollouts."""
-    return fit_density(prior.normalizer(visited_states(rollouts, count)), prior.normalizer)
+    states, ends, episodes = visited_states(rollouts, count)
+    return fit_density(prior.normalizer(states), prior.normalizer, prior.normalizer(ends), episodes)
 
 
-def visited_states(rollouts: Iterable[Rollout], count: int) -> Tensor:
-    """Return next observations `[M, O]`, without an episode's first; those of an environment are in order."""
-    blocks, steps, episodes = list[np.ndarray](), 0, 0
+def visited_states(rollouts: Iterable[Rollout], count: int) -> tuple[Tensor, Tensor, int]:
+    """Return next observations `[M, O]`, without an episode's first; those of an environment are in order.
+
+    Return also those that terminated an episode `[K, O]`, and of how many episodes. An episode under way counts where
+    no other one of its environment has ended.
+    """
+    blocks, ends, steps, episodes = list[np.ndarray](), list[np.ndarray](), 0, 0
+    has_ended: Any = False
     for rollout in rollouts:
         assert rollout.next_observations is not None
         blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED_STEPS])
+        ends.append(rollout.next_observations[rollout.terminated])
+        has_ended |= (rollout.terminated | rollout.truncated).any(0)
         steps += rollout.ages.size
         episodes += len(rollout.episodes.lengths)
         if sum(map(len, blocks)) >= count or steps >= MAX_STEPS_RATIO * (count + rollout.ages.shape[1] * SKIPPED_STEPS):
             break
-    states = np.concatenate(blocks).astype(np.float32)
+    states, last_states = (torch.from_numpy(np.concatenate(part).astype(np.float32)) for part in (blocks, ends))
     check_enough(len(states), steps / max(episodes, 1))
-    return torch.from_numpy(states)
+    return states, last_states, episodes + int(np.sum(~has_ended))
 
 
 def check_enough(states: int, length: float) -> None:
@@ -91,16 +101,14 @@ def check_enough(states: int, length: float) -> None:
         raise UsageError(f"{soon} (the first {SKIPPED_STEPS} of an episode are left out): --states 0 goes without them")
 
 
-def familiarity(
-    density: Density, observations: Tensor, ages: Tensor, terminated: Tensor | None = None, gamma: float = 0.0
-) -> Tensor:
+def familiarity(density: Density, observations: Tensor, ages: Tensor, terminated: Tensor, gamma: float) -> Tensor:
     """Return the familiarity of next observations, 0 in an episode's first steps, which the policy has not caused.
 
-    Where `terminated` is given, a state that ends its episode counts as if it lasted, at any age: with the discount
-    gamma, 1 / (1 − gamma) times. If an end were a way out of the price, a policy that stumbles would learn to fall.
+    A state that terminates its episode counts as if it lasted, at any age: with the discount gamma, 1 / (1 − gamma)
+    times. If an end were a way out of the price, a policy that stumbles would learn to fall. What the prior's own ends
+    cost on average is free, or a policy would learn to stay away from the prior's goal.
     """
     found = density.familiarity(density.normalized(observations))
-    priced = found.masked_fill(ages <= SKIPPED_STEPS, 0.0)
-    if terminated is None:
-        return priced
-    return torch.where(terminated, found / max(1.0 - gamma, 1.0 / LONGEST_STAY), priced)
+    beyond_usual = (found - density.usual_end).clamp(max=0.0)
+    lasting = beyond_usual / max(1.0 - gamma, 1.0 / LONGEST_STAY)
+    return torch.where(terminated, lasting, found.masked_fill(ages <= SKIPPED_STEPS, 0.0))

@@ -28,6 +28,9 @@ ALPHA_PER_REWARD = 0.01
 # Used where the prior's file has no alpha. Without a wish, the std then falls to 58 % of the prior's.
 ALPHA_PER_OMEGA = 1 / 3
 ALPHA_WITHOUT_REWARD = 0.01  # used where all rewards in the trial steps are 0
+# A KL budget's weights grow by e² until the budget is spent (2 is `MAX_VIOLATION`), so they begin at this share of what
+# a nat is worth. From far less they come too late: shipped Ant's α of 0.0001 let it drift 6 to 8 nats away, not 2.
+FIRST_OF_BUDGET = math.exp(-2.0)
 DEFAULT_KL_BUDGET = 2.0  # nats a step, used where the worth of a nat cannot be measured
 DISCRETE_BUDGET_SHARE = 0.25  # the same for discrete actions, as a share of their largest entropy
 NOISE_BUDGET = 5.0  # nats an episode, for the noise of a generative policy
@@ -108,9 +111,17 @@ class WeightFinder(ABC):
         return weights, worths.upper_bound, self.wish if in_wish else "the environment's reward"
 
     def alpha(self, omega: Any, min_alpha: float) -> tuple[Weight, str]:
-        """Return alpha and the reason for it: the prior's own (no reason), else by omega, else by the wish's reward."""
+        """Return alpha and the reason for it: the prior's own (no reason), else by omega, else by the wish's reward.
+
+        A KL budget moves both weights together from here, so there alpha is not less than what a nat's worth tells.
+        """
         known = alpha_from_card(self.card)
         if known is not None:
+            worth = worth_from_card(self.card)
+            moves_both = omega == "auto" and self.settings.log_prior_budget is None and self.nats_have_worth
+            if moves_both and worth is not None and worth.is_known and FIRST_OF_BUDGET * worth.value > known:
+                least = two_digits(FIRST_OF_BUDGET * worth.value)
+                return least, "at which a nat costs what it is worth once the budget is spent"
             return known, ""
         if omega in ("auto", "alpha", 0):
             return self.alpha_from_addon(min_alpha, drift_costs=omega != 0)
