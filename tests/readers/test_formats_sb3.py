@@ -13,11 +13,8 @@ from made_sb3 import SMALL, DummyVecEnv, Still, VecNormalize, check_soft, contri
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import read_policy
 from repolicy.readers.description import CannotCopyError
-from repolicy.readers.perceptrons import actions_of, observations_of
-from repolicy.readers.pickles import GlobalName, ObjectStub
 from repolicy.readers.reading import Options
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -151,31 +148,6 @@ def test_searched_policies_have_no_std(policy: str, tmp_path: Path) -> None:
     obs = observations(5)
     wanted, _ = model.predict(obs.numpy())  # unscaled where the policy squashes, else cut to the bounds
     assert_equal(mean(described, obs), wanted)
-
-
-# Spaces ---------------------------------------------------------------------------------------------------------------
-def space(name: str, **state: Any) -> ObjectStub:
-    return ObjectStub(GlobalName(f"gymnasium.spaces.{name}"), state=state)
-
-
-def test_a_dict_within_a_dict_is_refused() -> None:
-    inner = space("Dict", spaces={"a": space("Box", _shape=(3,))})
-    assert observations_of(inner) == (("a", 3),)
-    with pytest.raises(CannotCopyError, match="its observations are a Dict"):
-        observations_of(space("Dict", spaces={"a": inner, "b": inner}))
-
-
-def test_choices_that_do_not_begin_at_0_are_refused() -> None:
-    for space_of in (space("Discrete", n=3, start=np.int64(0)), space("MultiDiscrete", nvec=np.array([3]))):
-        assert actions_of(space_of) == ActionSpace("discrete", (3,))
-    for name, told in (("Discrete", {"n": 3, "start": np.int64(1)}), ("MultiDiscrete", {"start": np.array([0, 1])})):
-        with pytest.raises(CannotCopyError, match="choices begin at .*1.* may have sent them counted from 0"):
-            actions_of(space(name, **told))
-
-
-def test_each_switch_is_a_choice_of_two() -> None:
-    for n in (3, (3,), np.array([3])):
-        assert actions_of(space("MultiBinary", n=n)).sizes == (2, 2, 2)
 
 
 # VecNormalize ---------------------------------------------------------------------------------------------------------
