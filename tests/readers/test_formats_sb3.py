@@ -14,7 +14,6 @@ from made_sb3 import SMALL, DummyVecEnv, Still, VecNormalize, check_soft, contri
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import read_policy
-from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 sb3 = pytest.importorskip("stable_baselines3")

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.priors.opening import open_policy
+from repolicy.priors.running import Script
+from repolicy.readers.recognize import PolicyFile
 
 
 class Recurrent(nn.Module):
@@ -107,6 +109,18 @@ def test_an_lstm_remembers_each_episode_of_its_own(module: Recurrent, tmp_path: 
             torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
     again, _ = prior.for_spaces(5, prior.actions).follow(steps[:5], ended[:5], None)
     assert torch.equal(again.mode(), first.mode())
+    fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
+    assert fast.prepare(5)
+    assert not fast._runs_row_by_row  # rows are kept apart, so that they run together
+    slow.prepare(5)
+    slow._runs_row_by_row = True
+    state = fast.begin(4)
+    for rows in steps:
+        a, after = fast.step(rows.numpy(), state)
+        b, same = slow.step(rows.numpy(), state)
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(after["cell_state"], same["cell_state"], atol=1e-5, rtol=1e-4)
+        state = after
 
 
 def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import io
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ INPUT_TYPES: dict[str, Any] = {  # those that are not single precision
     "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_,
 }  # fmt: skip
 RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
+BATCH_AXES = {2: 0, 3: 1}  # of a memory [rows, features], or [layers, rows, features] as in an LSTM
 TEST_ROWS = 3  # rows of the batch that tests whether a file keeps rows apart
 
 
@@ -157,43 +159,57 @@ class FileProgram(ABC):
 
     @abstractmethod
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
-        """Return the mean actions, and the memory after this step. With a memory there is one observation, `[1, O]`."""
+        """Return the mean actions for observations `[N, O]`, and the memory `[N, ...]` after this step.
+
+        It may raise for more than one environment.
+        """
 
     def prepare(self, observation_size: int) -> bool:
         """Test whether the file is deterministic, and whether it can run batches. Return whether it has a memory."""
-        rows = torch.randn(TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
+        steps = torch.randn(2, TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
         with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
-            self._initial = self.initial_memory(rows[:1])
-            first, second = (self._run_rows(rows[:1], self.begin(1))[0].double() for _ in range(2))
+            self._initial = self.initial_memory(steps[0, :1])
+            first, second = (self._run_rows(steps[0, :1], self.begin(1))[0].double() for _ in range(2))
         if not torch.allclose(first, second, atol=1e-6, equal_nan=True):
             why = "it draws them at random, or its state is not in its buffers"
             raise UsageError(
                 f"{self._path} gives different actions from the same start, so that it tells no mean: {why}"
             )
-        self._runs_row_by_row = bool(self._initial) or not self._keeps_rows_apart(rows)
+        self._runs_row_by_row = not self._keeps_rows_apart(steps)
         return bool(self._initial)
 
-    def _keeps_rows_apart(self, rows: np.ndarray) -> bool:
-        """Return whether observations `[N, O]` get the same actions together as one by one."""
-        single = self._run_rows(rows, self.begin(len(rows)))[0]
+    def _keeps_rows_apart(self, steps: np.ndarray) -> bool:
+        """Return whether some steps of observations `[T, N, O]` give the same together as one by one."""
+        one_by_one = self._rollout(self._run_rows, steps)
         try:
-            batch = torch.as_tensor(self.run(rows, {})[0])
+            together = self._rollout(self.run, steps)
         except Exception:  # the runtimes have several classes
             return False
-        return batch.shape == single.shape and torch.allclose(batch, single, atol=1e-5)
+        return all(
+            a.shape == b.shape and torch.allclose(a, b, atol=1e-5) for a, b in zip(one_by_one, together, strict=True)
+        )
+
+    def _rollout(self, step: Callable[..., Any], steps: np.ndarray) -> list[Tensor]:
+        """Return the means of each step, and the final memory."""
+        state, means = self.begin(steps.shape[1]), list[Tensor]()
+        for rows in steps:
+            mean, state = step(rows, state)
+            means.append(torch.as_tensor(mean))
+        return [*means, *state.values()]
 
     def begin(self, count: int) -> State:
         return {name: value.expand(count, *value.shape).clone() for name, value in self._initial.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
-        return self._run_rows(observations, state) if self._runs_row_by_row else self.run(observations, {})
+        return self._run_rows(observations, state) if self._runs_row_by_row else self.run(observations, state)
 
     def _run_rows(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
         """Step each environment by itself."""
-        memories = [{name: rows[n] for name, rows in state.items()} for n in range(len(observations))]
+        memories = [{name: rows[n : n + 1] for name, rows in state.items()} for n in range(len(observations))]
         means, after = zip(*map(self.run, observations[:, None], memories), strict=True)
-        stacked = {name: torch.stack([torch.as_tensor(memory[name]) for memory in after]) for name in state}
-        return torch.cat([*map(torch.as_tensor, means)]), stacked
+        return torch.cat([*map(torch.as_tensor, means)]), {
+            name: torch.cat([memory[name] for memory in after]) for name in state
+        }
 
 
 class Graph(FileProgram):
@@ -212,10 +228,14 @@ class Graph(FileProgram):
         return {name: torch.zeros(size) for name, size in self._signature.sizes.items()}
 
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
-        inputs = {name: tensor.numpy() for name, tensor in memory.items()}
+        if memory and len(observations) > 1:
+            raise ValueError("the memory of a graph is one environment's")
+        inputs = {name: rows[0].numpy() for name, rows in memory.items()}
         outputs = [self._signature.action, *self._signature.memory.values()]
-        mean, *next_memory = self._session.run({self._signature.observations: observations} | inputs, outputs)
-        return mean, dict(zip(self._signature.memory, next_memory, strict=True))
+        mean, *after = self._session.run({self._signature.observations: observations} | inputs, outputs)
+        return mean, {
+            name: torch.as_tensor(part)[None] for name, part in zip(self._signature.memory, after, strict=True)
+        }
 
 
 def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
@@ -248,9 +268,10 @@ class Script(FileProgram):
         return {name: value for name, value in before.items() if not torch.equal(value, after[name])}
 
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
-        self._set_buffers(memory)
-        mean, after = self._forward(observations), self._buffers()
-        return mean, {name: after[name] for name in memory}
+        self._set_buffers({name: _as_buffer(rows) for name, rows in memory.items()})
+        mean = self._forward(observations)
+        after = {name: attrgetter(name)(self._module).detach().clone() for name in memory}
+        return mean, {name: _as_rows(buffer, len(observations)) for name, buffer in after.items()}
 
     @torch.no_grad()
     def _forward(self, observations: np.ndarray) -> Tensor:
@@ -266,3 +287,19 @@ class Script(FileProgram):
         for name, value in values.items():
             *modules, last = name.split(".")
             setattr(reduce(getattr, modules, self._module), last, value.clone())
+
+
+def _as_buffer(memory: Tensor) -> Tensor:
+    """Return memories `[N, ...]` as one buffer, with the environments along its axis of rows."""
+    if len(memory) == 1:
+        return memory[0]
+    axis = BATCH_AXES[memory.dim() - 1]
+    return memory.squeeze(1 + axis).movedim(0, axis).contiguous()
+
+
+def _as_rows(buffer: Tensor, count: int) -> Tensor:
+    """Return the memories `[N, ...]` of `count` environments in a buffer."""
+    if count == 1:
+        return buffer[None]
+    axis = BATCH_AXES[buffer.dim()]
+    return buffer.movedim(axis, 0).unsqueeze(1 + axis)
