@@ -83,7 +83,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
         )
         price = engine.price(steps)
         torch.testing.assert_close(got, -price.float())
-        log = engine.metrics(engine.local_sums(steps, steps), weights(0.5, 0.25))
+        log = engine.metrics(engine.local_sums(steps, steps) | {"reward_task": 0.0}, weights(0.5, 0.25))
         assert log == pytest.approx({name: found[name] for name in log}, rel=1e-9)
         assert len(log) == 4
         engine.steer({}, weights(0.5, 0.25))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from small import Far, small_policy
+from small import small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
@@ -32,10 +32,8 @@ from repolicy.hosts.measuring import (
     run_episodes,
     run_side_by_side,
 )
-from repolicy.hosts.method import HostRollout, Method
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, flat_observations
-from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import MIN_OBSERVATIONS, SKIPPED_STEPS
 from repolicy.prepare.weights import DEFAULT_KL_BUDGET
@@ -68,13 +66,15 @@ class Ages:
         return self.time, self.fresh
 
     def __init__(self, fresh: bool, count: int = 2) -> None:
-        self.fresh, self.count = fresh, count
+        self.fresh, self.count, self.limits = fresh, count, False
 
     def step(self, actions: torch.Tensor) -> EnvStep:
         self.time = self.time + 1
         ended = self.time.squeeze(-1) == torch.tensor([3.0, 5.0]).repeat(self.count // 2)
         self.time = torch.where(ended[:, None], 0.0, self.time)
-        return EnvStep(self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended)
+        return EnvStep(
+            self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended, ended & (not self.limits)
+        )
 
     def states(self, observations: torch.Tensor) -> torch.Tensor:
         return observations
@@ -100,6 +100,16 @@ def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) 
     assert found.addon.tolist() == [0 + 1 + 2, 0 + 1 + 2 + 3 + 4]
     assert found.nats.tolist() == [21, 35]
     assert found.squared_addon.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
+
+
+def test_the_states_before_an_end_are_kept_and_the_episodes_are_counted() -> None:
+    found = run_episodes(Ages(fresh=True), Telling(), sample=True)
+    assert found.last_states.tolist() == [[2.0], [4.0]]
+    assert found.ended == 2
+    cut = Ages(fresh=True)
+    cut.limits = True
+    found = run_episodes(cut, Telling(), sample=True)
+    assert (len(found.last_states), found.ended) == (0, 2), "a time limit's are none"
 
 
 def test_of_an_episode_that_goes_on_the_second_thousand_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,13 +285,14 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
             self.time += 1
             states = torch.randn(count, 1, generator=self.generator)
             ended = torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
-            return EnvStep(states, None, actions.squeeze(-1), ended)
+            return EnvStep(states, None, actions.squeeze(-1), ended, ended)
 
         def states(self, observations: torch.Tensor) -> torch.Tensor:
             return observations
 
     look = PriorEpisodes(Wandering(), Telling())
-    look.density()
+    density = look.density()
+    assert -2.0 < float(density.usual_end) < 0.0, "its episodes end in any of its states"
     assert MIN_OBSERVATIONS <= sum(len(each.states) for each in look.sampled) < MIN_OBSERVATIONS + 100 * count
 
 
@@ -311,30 +322,6 @@ def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape
         found = model.prior_observations(seen[None])
         newest = found[..., -2:] if shape[-1] == 2 else found[:, :, -2:]
         assert newest.flatten(2)[0].tolist() == [(pixels + 2.0).tolist()] * 4, "what any prior but its own kind sees"
-
-
-class AsFarAsTold(Far):
-    """A density to which a state is as many nats away as its number says."""
-
-    def familiarity(self, states: torch.Tensor) -> torch.Tensor:
-        return -states.squeeze(-1)
-
-
-def test_unfamiliar_states_cost_once_an_episode_is_under_way_and_at_its_end_as_if_they_lasted() -> None:
-    """The first step ends an episode of both environments: of the first at a time limit."""
-    method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
-    method.density = AsFarAsTold()
-    steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 2)
-    ended, states = torch.zeros(steps, 2, dtype=torch.bool), 4.0 + torch.arange(steps + 1.0).repeat(2, 1).T[..., None]
-    ended[0] = True
-    terminated = ended & torch.tensor([False, True])
-    rollout = HostRollout(zeros, zeros, zeros, zeros, ended, terminated, lambda: states, zeros[None][:0], gamma=0.9)
-    cut, fallen = method.reward(rollout).T.tolist()
-    unpriced, later = [0.0] * SKIPPED_STEPS, -0.5 * (4 + steps)
-    assert cut == [0.0, *unpriced, later]
-    assert fallen == pytest.approx([-0.5 * 4 * 10, *unpriced, later]), "a host shows no last state, but the one before"
-    assert method.ages is not None
-    assert method.ages.tolist() == [SKIPPED_STEPS + 1] * 2
 
 
 def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import Far
 from torch import nn
 
 from repolicy.hosts.measuring import HostEpisodes, PriorEpisodes
@@ -13,6 +14,7 @@ from repolicy.hosts.steering import DEFAULT_WARMUP, WARMUP_EXPLAINED_VARIANCE, S
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.worker import MAX_WARMUPS
 from repolicy.objective import Objective, residual
+from repolicy.prepare.states import SKIPPED_STEPS
 
 ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
 
@@ -173,3 +175,27 @@ def test_a_worth_that_is_left_open_is_sought_for_longer(
     assert found.basic.episodes == count
     assert found.basic.value == pytest.approx(gap / 10.0)
     assert [worth.is_known for worth in found.measured] == [gap == 9.0, False]
+
+
+class AsFarAsTold(Far):
+    """A density to which a state is as many nats away as its number says."""
+
+    def familiarity(self, states: torch.Tensor) -> torch.Tensor:
+        return -states.squeeze(-1)
+
+
+def test_unfamiliar_states_cost_once_an_episode_is_under_way_and_at_its_end_as_if_they_lasted() -> None:
+    """The first step ends an episode of both environments: of the first at a time limit."""
+    method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
+    method.density = AsFarAsTold()
+    steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 2)
+    ended, states = torch.zeros(steps, 2, dtype=torch.bool), 4.0 + torch.arange(steps + 1.0).repeat(2, 1).T[..., None]
+    ended[0] = True
+    terminated = ended & torch.tensor([False, True])
+    rollout = HostRollout(zeros, zeros, zeros, zeros, ended, terminated, lambda: states, zeros[None][:0], gamma=0.9)
+    cut, fallen = method.reward(rollout).T.tolist()
+    unpriced, later = [0.0] * SKIPPED_STEPS, -0.5 * (4 + steps)
+    assert cut == [0.0, *unpriced, later]
+    assert fallen == pytest.approx([-0.5 * 4 * 10, *unpriced, later]), "a host shows no last state, but the one before"
+    assert method.ages is not None
+    assert method.ages.tolist() == [SKIPPED_STEPS + 1] * 2

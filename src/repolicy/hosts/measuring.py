@@ -52,6 +52,7 @@ class EnvStep(NamedTuple):
     basic: Tensor | None  # the environment's own reward, where it is given beside the add-on's
     addon: Tensor
     ended: Tensor  # bool
+    terminated: Tensor  # bool: ended, and not at a time limit
     limit_values: Iterable[Tensor] = ()  # the quantities that have limits, each `[N]`
 
 
@@ -87,6 +88,8 @@ class HostEpisodes(NamedTuple):
     lengths: Tensor
     limit_values: Tensor  # `[L, N]`
     states: Tensor  # visited states `[M, O]`, in the order of time; empty where actions were not sampled
+    last_states: Tensor = torch.empty(0)  # the states `[K, O]` before an episode was terminated
+    ended: int = 0  # number of episodes in the environments of `states`
 
 
 @torch.no_grad()
@@ -99,11 +102,12 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
     observations, begins = envs.reset()
     actor.reset()
     total: Any = 0.0
-    states, is_late = list[Tensor](), list[Tensor]()
+    states, is_late, last_states = list[Tensor](), list[Tensor](), list[Tensor]()
+    before, episodes = envs.states(observations)[state_envs], torch.zeros(())
     counts = finished = ages = torch.zeros(())
     for step in range(MAX_EPISODE_STEPS if begins else 2 * MAX_EPISODE_STEPS):
         actions, nats = actor.act(observations, sample)
-        observations, basic, addon, ended, limit_values = envs.step(actions)
+        observations, basic, addon, ended, terminated, limit_values = envs.step(actions)
         if step == 0:
             finished, ages = torch.zeros_like(ended), torch.zeros_like(ended, dtype=torch.long)
             counts = torch.full_like(ended, begins)
@@ -120,6 +124,8 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
         if sample:
             states.append(envs.states(observations)[state_envs])
             is_late.append(ages[state_envs] > SKIPPED_STEPS)
+            last_states.append(before[terminated[state_envs]])
+            before, episodes = states[-1], episodes + ended[state_envs]
 
         actor.reset(ended)
         finished = finished | (counts & ended)
@@ -128,7 +134,10 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
             break
     kept = torch.stack(states).transpose(0, 1)[torch.stack(is_late).T] if sample else torch.empty(0)
     basic, addon, squared_addon, nats, lengths = total[:5]
-    return HostEpisodes(basic, addon, squared_addon, nats, lengths, total[5:], kept)
+    ends = torch.cat(last_states) if sample else kept
+    return HostEpisodes(
+        basic, addon, squared_addon, nats, lengths, total[5:], kept, ends, int(episodes.clamp(min=1).sum())
+    )
 
 
 class InterleavedActors:
@@ -162,8 +171,9 @@ def run_side_by_side(envs: HostEnvs, actors: Sequence[tuple[Any, bool]]) -> list
     first_sampled = [samples for _, samples in actors].index(True)
     state_envs = slice(first_sampled, first_sampled + count * STATE_ENVS, count)
     found = run_episodes(envs, InterleavedActors(actors, envs.count), sample=True, state_envs=state_envs)
-    *totals, states = found
-    return [[HostEpisodes._make([*(part[..., at::count] for part in totals), states])] for at in range(count)]
+    *totals, states, last_states, ended = found
+    shares = ([part[..., at::count] for part in totals] for at in range(count))
+    return [[HostEpisodes._make([*share, states, last_states, ended])] for share in shares]
 
 
 class PriorEpisodes:
@@ -236,7 +246,8 @@ class PriorEpisodes:
             self.sampled.append(run_episodes(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()
         check_enough(len(states), float(_concatenate(self.sampled, "lengths").mean()))
-        return density_of_states(states)
+        last_states = torch.cat([each.last_states for each in self.sampled]).float()
+        return density_of_states(states, last_states, sum(each.ended for each in self.sampled))
 
     def _needs_states(self) -> bool:
         """Return whether another round is to run: until states are enough, and four rounds at most.
@@ -255,11 +266,15 @@ def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
     return Estimate(float(rewards.sum() / lengths.sum()), Column("", rewards / lengths, lengths).error)
 
 
-def density_of_states(states: Tensor) -> Density:
-    """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time."""
+def density_of_states(states: Tensor, last_states: Tensor | None = None, episodes: int = 1) -> Density:
+    """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time.
+
+    last_states: those `[K, O]` with which some of its `episodes` were terminated.
+    """
     normalizer = Normalizer(states.shape[-1]).to(states.device)
     normalizer.update(moment_sums(states))
-    return fit_density(normalizer(states), normalizer)
+    ends = None if last_states is None else normalizer(last_states)
+    return fit_density(normalizer(states), normalizer, ends, episodes)
 
 
 def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:

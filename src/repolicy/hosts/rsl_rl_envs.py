@@ -83,7 +83,9 @@ class RunnerEnvs:
         basic = rewards if has_addon else None
         if not has_addon and "basic_reward" in extras:
             basic = algorithm.read_extra(extras, rewards, "basic_reward", "an environment's own reward is basic_reward")
-        return EnvStep(observations, basic, addon, dones > 0, algorithm.read_limit_values(extras, rewards))
+        ended, timed_out = dones > 0, extras.get("time_outs", torch.zeros_like(dones)).to(dones)
+        limit_values = algorithm.read_limit_values(extras, rewards)
+        return EnvStep(observations, basic, addon, ended, ended & (timed_out == 0), limit_values)
 
     def wish_rewards(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
         """Return a wish's rewards `[...]` of all environments' next steps, `[N]` or `[T, N]`.

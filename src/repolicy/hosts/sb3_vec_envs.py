@@ -73,6 +73,7 @@ class ModelEnvs:
             torch.from_numpy(basic),
             torch.from_numpy(np.array(rewards, np.float32)),
             torch.from_numpy(np.array(ended)),
+            torch.from_numpy(ended & ~np.array([info.get("TimeLimit.truncated", False) for info in infos])),
             torch.from_numpy(self.model.read_limit_values(infos)),
         )
 
