@@ -37,12 +37,18 @@ CHANGES = (
         r"repolicy (customize|sweep)|python -m experiments\.",
     ),
     Change(
-        "13e214af9b0c181c90c92407c4cbcf8661f1c8d2",
-        "an end that is no way out of the price on states",
+        "63cc7515e1015dc1e5e82f549e68f00bf78c020c",
+        "an end that is no way out of the price on states, beyond what the prior's own ends cost",
         ("dial", "few_steps", "found", "heavy", "limits", "paper", "sweeps", "wishes"),
         r"repolicy (customize|sweep)|python -m experiments\.",
         r"hopper|ant|walker2d|go1|berkeley",  # which can fall
         '"states": ',
+    ),
+    Change(
+        "63cc7515e1015dc1e5e82f549e68f00bf78c020c",
+        "a segment's first rollout, by which no budget and no limit moves its weight",
+        ("found", "heavy", "limits", "metaworld", "paper", "walking"),
+        r".*--(budget|kl-budget|keep|limit)\b",
     ),
     Change(
         "e64475c76d82979b5a1daf223c7449e0200a39fb",
