@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from people import PENDULUM, SMALL, always, below_zero, never, person, push
 from typed_commands import failed
 
@@ -83,6 +84,10 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     first = learn_wish(teaching, tmp_path, pushes, rounds=2, steps=120)
     assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
     kept = (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns
+    wish = open_wish(str(tmp_path / "round-0" / "wish-1.safetensors"))
+    replace(wish, theta=wish.theta * (1 + 1e-12)).write(
+        tmp_path / "round-0" / "wish-1.safetensors"
+    )  # as if on more threads
     assert learn_wish(teaching, tmp_path, pushes, rounds=3, steps=120)[:2] == first
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
     assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
@@ -189,6 +194,22 @@ def test_the_commands(
     told = json.loads(said.out)
     assert (told["policy"], told["reached"]) == (str(policy), False)
     assert f"came nearest: {told['rates'][0]:.1%} of its steps were yours" in said.err
+
+
+def test_all_that_a_loop_computes_is_computed_on_one_thread(policy: Path, tmp_path: Path) -> None:
+    """So the same command goes on from another shell, whatever number of threads it allows."""
+    (tmp_path / "me.py").write_text(
+        "import numpy as np\nimport torch\n"
+        "def act(o, a):\n    assert torch.get_num_threads() == 1\n    return np.array([1.5])\n"
+        "act.wants = lambda o, a, acts: True\n"
+    )
+    words = ["--features", "action[0]", "--omega", "0.1", "--alpha", "0.1", "--record-steps", "5", "--rounds", "1"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        main(["learn-wish", str(policy), "--person", f"{tmp_path / 'me.py'}:act", *words, "--out", str(tmp_path / "w")])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_earlier_wish_is_where_inference_starts_and_counts_with_its_weight(

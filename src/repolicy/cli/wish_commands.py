@@ -185,7 +185,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
 @dataclass(frozen=True)
 class Takeover(RunsPolicy):
-    """Record a policy that you can take over: Space takes over, Enter ends the episode as good, Backspace drops it.
+    """Record a policy that you can take over: Space takes over, Enter ends the episode, Backspace drops it.
 
     Example: repolicy takeover runs/mine --env CartPole-v1 --steps 2000 --out record.jsonl
     """
@@ -278,6 +278,7 @@ class LearnWish(InferenceOptions, Command):
     def run(self) -> dict[str, Any]:
         from repolicy.addons import env_from_card
         from repolicy.objective import residual
+        from repolicy.policies import one_thread
         from repolicy.priors import check_no_plan, open_agent
         from repolicy.runs import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
@@ -297,7 +298,7 @@ class LearnWish(InferenceOptions, Command):
             self.alone,
         )  # fmt: skip
         terminal = Terminal()
-        with person_and_keys(self.person, self.keys, env) as (act, keys):
+        with one_thread(), person_and_keys(self.person, self.keys, env) as (act, keys):
             rounds = learn_wish(
                 teaching, out, act, keys=keys, steps=self.record_steps, rounds=self.rounds, rate=self.rate,
                 say=terminal.say,
