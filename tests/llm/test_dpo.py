@@ -17,6 +17,8 @@ from repolicy.llm.losses import implicit_reward
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
 
+STALE = {"ref_chosen_logps": -100.0, "ref_rejected_logps": 0.0}
+
 
 def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any]) -> None:
     stock = build("stock dpo", None, beta=0.3, max_steps=3)
@@ -63,6 +65,16 @@ def test_precomputed_reference_serves_every_omega(build: Callable[..., Any], pri
         live.objective = stored.objective = objective
         losses = [each.compute_loss(each.model, first(each, 4)).item() for each in (live, stored)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_columns_that_a_dataset_carries_are_no_reference(build: Callable[..., Any], prior: Path) -> None:
+    """As of another model's cache: TRL, too, reads them only where the settings say so."""
+    plain = build("dpo", **apart(prior))
+    stale = build("dpo", **apart(prior), train_dataset=[pair | STALE for pair in PAIRS])
+    batches = [first(each, 4) for each in (plain, stale)]
+    assert {*STALE} <= batches[1].keys()
+    losses = [each.compute_loss(each.model, batch) for each, batch in zip((plain, stale), batches, strict=True)]
+    assert torch.equal(*losses)
 
 
 def test_adapter_off_is_the_reference(build: Callable[..., Any], prior: Path) -> None:

@@ -299,7 +299,7 @@ class ReferenceMixin(ObjectiveMixin):
 
         Without a reference model, TRL turns the adapter off.
         """
-        if inputs.keys() >= {*self.STORED}:
+        if self.precompute_ref_logps:
             return [inputs[name] for name in self.STORED]
         prior = model if self.ref_model is None else self.ref_model
         return self.compute_ref_log_probs(prior, inputs)  # type: ignore[attr-defined]
