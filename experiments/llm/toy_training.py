@@ -125,7 +125,7 @@ def train_online(
         settings = RLOOConfig(**shared, **rloo_settings(objective, budget=bool(budget)))
         callbacks = second.callbacks if isinstance(second, PriorBudget) else None
         trainer = RLOOTrainer(model, [addon, second], settings, callbacks=callbacks, **data)
-        return trained(trainer), second.memory.values if isinstance(second, PriorBudget) else {}
+        return trained(trainer), second.values if isinstance(second, PriorBudget) else {}
 
 
 def train_offline(

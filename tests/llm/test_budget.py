@@ -36,7 +36,7 @@ def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
     def made(**more: Any) -> tuple[Any, PriorBudget]:
         objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
         budget = PriorBudget(load(prior), tokenizer, objective, 1.0, samples=64)
-        callbacks = more.pop("callbacks", budget.callbacks)
+        callbacks = more.pop("callbacks", lambda budget: budget.callbacks)(budget)
         args = RLOOConfig(**{**settings, **ONLINE, **rloo_settings(objective, budget=True), **more})
         rows = Dataset.from_list(PROMPTS)
         trainer = RLOOTrainer(load(prior), [addon, budget], args, rows, processing_class=tokenizer, callbacks=callbacks)
@@ -151,15 +151,17 @@ def test_a_resumed_run_ends_in_the_same_numbers(grpo: Callable[..., Any]) -> Non
         grpo(budget=2.0, prior_share=0.25, **SHORT).train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-1")
 
 
-def test_through_rloo(rloo: Callable[..., Any]) -> None:
-    trainer, budget = rloo(**SHORT)
+@pytest.mark.parametrize("named", [lambda budget: budget.callbacks, lambda budget: [budget]])
+def test_through_rloo(rloo: Callable[..., Any], named: Callable[[PriorBudget], list[Any]]) -> None:
+    """Also resumed, with either way to hand the budget to the trainer."""
+    trainer, budget = rloo(**SHORT, callbacks=named)
     trainer.train()
     logged = [entry["budget/omega"] for entry in trainer.state.log_history if "budget/omega" in entry]
     assert logged[0] == pytest.approx(0.2)
     assert len(set(logged)) == 2
-    again, same = rloo(**SHORT)
+    again, same = rloo(**SHORT, callbacks=named)
     again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-1")
-    assert same.memory.values == budget.memory.values
+    assert same.values == budget.values
     assert torch.equal(weights(again), weights(trainer))
 
 
@@ -169,7 +171,7 @@ def test_through_rloo(rloo: Callable[..., Any]) -> None:
         (rloo_settings(residual(0.2, 0.2)), r"reward_weights ends in 0, .* rloo_settings\(objective, budget=True\)"),
         ({"beta": 0.1}, "beta is 0.1; it must be 0.2"),
         ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
-        ({"callbacks": None}, "give the trainer callbacks=budget.callbacks"),
+        ({"callbacks": lambda _: None}, "give the trainer callbacks=budget.callbacks"),
     ],
 )
 def test_an_rloo_that_would_not_follow_the_budget_is_refused(
@@ -203,7 +205,7 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
     budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5)
     budget.log_prior = lambda **_: [-5.0]
     budget.group_size = 2
-    budget.memory.values |= KNOWN | {"omega": 0.2}
+    budget.values |= KNOWN | {"omega": 0.2}
     told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
     assert devices == ["meta"]

@@ -71,8 +71,8 @@ def prior_mean_log_prob(
     return sum(values) / len(values)
 
 
-class PriorBudget(TrainerCallback):  # type: ignore[misc]
-    """A budget for TRL's own RLOOTrainer. It is a reward function and a callback; its `memory` is a second callback."""
+class PriorBudget(Memory):
+    """A budget for TRL's own RLOOTrainer. It is a reward function, and a callback that checkpoints store."""
 
     __name__ = "log_prior"  # the name under which TRL logs this reward function
 
@@ -82,19 +82,23 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         self.required_settings = rloo_settings(objective, budget=True)
         check_budget(nats, objective)
         check_counts(samples=samples)
+        super().__init__({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
         self.log_prior = prior_reward(prior, tokenizer)
-        self.memory = Memory({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
-        self.callbacks = [self.memory, self]
         self.group_size: int | None = None  # responses per prompt; known when training begins
 
     @property
+    def callbacks(self) -> list[TrainerCallback]:
+        return [self]
+
+    @property
     def omega(self) -> float:
-        return self.memory.values["omega"]
+        return self.values["omega"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Check the settings, then estimate the prior's mean log-probability unless a checkpoint had it."""
+        super().on_train_begin(args, state, control)
         remedy = "take the settings from rloo_settings(objective, budget=True), with the budget as the last reward"
         for name, value in self.required_settings.items():
             if name != "reward_weights":
@@ -103,10 +107,10 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         if weights is not None and weights[-1] != 1:
             raise UsageError(f"reward_weights ends in {weights[-1]:g}, and a budget weights itself by omega: {remedy}")
         self.group_size = args.num_generations
-        if "own" not in self.memory.values:
+        if "own" not in self.values:
             prompts = list(train_dataloader.dataset["prompt"])
             tokens = args.max_completion_length
-            self.memory.values["own"] = prior_mean_log_prob(
+            self.values["own"] = prior_mean_log_prob(
                 ModelView(self.prior), self.tokenizer, prompts, self.samples, tokens, args.chat_template_kwargs
             )
 
@@ -123,6 +127,6 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         gathered = trainer.accelerator.gather(local).cpu().view(-1, self.group_size)
         columns["log_metric"]("budget/omega", self.omega)
         alpha, state = self.objective.alpha, columns["trainer_state"]
-        spent = move_omega(self.memory.values, alpha, gathered, self.nats, self.rate, state)
+        spent = move_omega(self.values, alpha, gathered, self.nats, self.rate, state)
         columns["log_metric"]("budget/spent", spent)
         return weighted
