@@ -85,6 +85,18 @@ def test_no_point_has_the_best_total_where_that_is_the_priors() -> None:
     assert found((np.inf, 5.0, 1.0), (0.1, 4.0, 1.0), (1.0, 1.0, 0.0)).first_shown == 0  # what a page opens at
 
 
+def test_no_point_has_the_best_total_where_chance_alone_could_lift_it_above_the_prior() -> None:
+    equal = [(omega, 5.0, 1.0) for omega in (np.inf, 0.1, 0.3, 1.0, 3.0)]
+    swept = found(*equal, spread=1.0, episodes=50)
+    points = [dataclasses.replace(swept.points[0], mean=evaluation(swept.prior.mean.basic + noise, np.ones(50)))
+              for noise in np.random.default_rng(1).normal(0.05, 1.0, (4, 50))]  # fmt: skip
+    swept = dataclasses.replace(swept, points=points)
+    assert max(point.total for point in points) > swept.prior.total
+    assert (swept.best, swept.tied_points) == (None, 0)
+    assert [swept.marks(index) for index in range(4)] == [""] * 4
+    assert "highest total" not in tradeoff_note(swept)
+
+
 def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
     """Episodes that differ by 40 among themselves, and by less than 2 from point to point."""
     starts, none = np.array([60.0, 80.0, 100.0, 80.0]), np.zeros(4)

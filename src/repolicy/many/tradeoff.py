@@ -120,19 +120,23 @@ class SweepResult:
 
     @property
     def best(self) -> int | None:
-        """Index of the point with the highest total reward, or None where the prior has it, or it is not known."""
-        position = int(np.argmax([point.total for point in [self.prior, *self.points]]))  # 0: the prior
-        return position - 1 if self.has_basic_reward and position > 0 else None
+        """Index of the point with the highest total reward, or None where the prior ties with it or it is unknown."""
+        if not self.has_basic_reward or self._tied[0]:
+            return None
+        return int(np.argmax([point.total for point in self.points]))
 
     @property
     def tied_points(self) -> int:
-        """Number of other points whose total is within two standard errors of the best one, in paired episodes."""
-        best = self.best
-        if best is None or len(self.prior.mean.basic) < 2:
-            return 0  # one episode has no standard error
-        totals = [point.main_evaluation.columns["total_reward"].values for point in self.points]
-        gaps = [totals[best] - total for total in totals]
-        return sum(bool(gap.mean() <= 2.0 * gap.std(ddof=1) / math.sqrt(len(gap))) for gap in gaps) - 1  # itself
+        """Number of other points that tie with the best one."""
+        return 0 if self.best is None else sum(self._tied) - 1  # itself
+
+    @cached_property
+    def _tied(self) -> list[bool]:
+        """Whether each total, the prior's first, is within two standard errors of the highest, in paired episodes."""
+        everyone = [point.main_evaluation.columns["total_reward"].values for point in [self.prior, *self.points]]
+        highest = max(everyone, key=np.mean)
+        gaps = [Column("", highest - values) for values in everyone]
+        return [not gap.mean > 2.0 * gap.error for gap in gaps]  # one episode has no error, and tells none apart
 
     @property
     def first_shown(self) -> int:
