@@ -2,6 +2,7 @@
 
 import dataclasses
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from tiny_envs import tiny
 
 from experiments.verdicts import KINDS, STARTS, measure_error_rates
 from repolicy.evaluation import Column, Evaluation, evaluate
+from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.report.differences import difference, student_t_p_value
+from repolicy.report.sweep_page import point_verdicts
 from repolicy.report.verdict import advice, basis
 from repolicy.report.verdict import verdict as judged
 
@@ -85,6 +88,19 @@ def test_a_difference_within_its_error_is_none() -> None:
     assert found[0].startswith("cannot tell it from its prior in total: a difference of 40 ± 20 may be chance; ")
     assert "it showed no certain change of the old return (40 ± 20)" in found[0]
     assert "; better than its prior in total: by 41 ± 20" in found[1]  # twice √(2 · 100² / 49) is 40.4
+
+
+def test_positions_on_one_page_share_the_chance_to_be_wrong() -> None:
+    """A gain of 2.35 errors is told of one policy, and not of one of ten."""
+    prior, after = evaluated(100 * HALF, 0 * HALF), evaluated(100 * HALF + 47, 0 * HALF)
+    assert "better than its prior" in judged([(prior, after)])[0]
+    assert "cannot tell it from its prior" in judged([(prior, after)], among=10)[0]
+    sampled = [dataclasses.replace(each, deterministic=False, log_prior=HALF) for each in (prior, after)]
+    first, point = (Point(0.1, Path("nowhere"), *each) for each in zip((prior, after), sampled, strict=True))
+    for number, word in ((1, "better than"), (10, "cannot tell")):
+        shown = point_verdicts(SweepResult({}, Path("nowhere"), first, [point] * number, {}))
+        assert all(word in each for each in shown)
+        assert ["no certain difference (47" in each for each in shown] == [number == 10] * number
 
 
 def test_chance_is_students() -> None:

@@ -1,7 +1,7 @@
 """Differences between the means of two evaluations, with standard errors, and how such numbers are written.
 
 A difference is significant if chance produces one as large in at most 5 % of runs that change nothing (Student's t).
-A verdict that compares several kinds of action divides these 5 % among them (Bonferroni).
+A verdict that compares several kinds of action, or several policies, divides these 5 % among them (Bonferroni).
 """
 
 import math

@@ -36,10 +36,10 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
     return ["mean ± std", *titles.values()], rows
 
 
-def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
-    """Return the few numbers that a reader looks for first, each with its change from the prior."""
+def reward_tiles(evaluations: dict[str, Evaluation], among: int = 1) -> list[page.Tile]:
+    """Return the few numbers that a reader looks for first, each with its change from the prior (see `verdict`)."""
     *_, after = evaluations.values()
-    changes = differences(evaluations["prior"], after, comparisons=2) if "prior" in evaluations else {}
+    changes = differences(evaluations["prior"], after, comparisons=2 * among) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(

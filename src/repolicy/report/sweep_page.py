@@ -75,13 +75,13 @@ def at_stop(index: int, content: str) -> str:
 
 def point_verdicts(swept: SweepResult) -> list[str]:
     """Return the verdict on each point, with its numbers beside the prior's."""
-    contents = []
+    contents, among = [], len(swept.points)
     for index, point in enumerate(swept.points):
         kinds = _beside_prior(swept, point, "customized")
         pairs = prior_pairs(*kinds)
-        first, *rest = verdict(pairs)
+        first, *rest = verdict(pairs, among=among)
         sentences = page.verdict([f"at {swept.name(point)}: {first}", *rest], basis([each for _, each in pairs]))
-        contents.append(at_stop(index, sentences + page.tiles(reward_tiles(deciding_first(*kinds)[0]))))
+        contents.append(at_stop(index, sentences + page.tiles(reward_tiles(deciding_first(*kinds)[0], among))))
     return contents
 
 

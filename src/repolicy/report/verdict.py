@@ -24,16 +24,21 @@ Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, wit
 
 
 def verdict(
-    pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None, limited: int = 1
+    pairs: Sequence[Pair],
+    prior_name: str = "its prior",
+    keep: float | None = None,
+    limited: int = 1,
+    among: int = 1,
 ) -> list[str]:
     """Return the verdict as one to three sentences without their full stops.
 
     The first reports what was kept and gained, and whether the policy is better or worse in total. What was kept and
     gained is that of the first kind of action that has a significant difference in total. The second is about the
     limits (of so many pairs as `limited` says), and about `keep`, the share of the old return that the user asked to
-    keep. The third is about the episodes that ended early.
+    keep. The third is about the episodes that ended early. Where this is one verdict of several on a page, `among` is
+    their number.
     """
-    changes = [differences(*pair, len(pairs)) for pair in pairs]
+    changes = [differences(*pair, len(pairs) * among) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
     actions = [ACTIONS[customized.action] for _, customized in pairs]
     compared = [_compare([each[quantity] for each in changes], actions, quantity, prior_name)]
