@@ -14,6 +14,7 @@ from repolicy.addons.addon_names import requests_of, titles_of
 from repolicy.addons.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
+from repolicy.planning.scoring import Score, step_rewards
 
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
 NEXT = np.arange(2 * 3 * 27, dtype=np.float32).reshape(2, 3, 27) - 81.0  # [T, N, O], of both signs
@@ -226,8 +227,12 @@ def test_one_that_ships_says_whose_numbers_it_reads_where_there_are_others() -> 
 
 
 def test_missing_info_is_named() -> None:
+    steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))})
     with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info; there is clock"):
-        combine_addons(["sideways"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))}))
+        combine_addons(["sideways"]).reward(steps)
+    planned = Score(combine_addons(["sideways"]), 1.0, 0.0, 0.9, None, None)
+    with pytest.raises(UsageError, match="there is clock; a planner's model rebuilds no other entries"):
+        step_rewards(planned, steps, np.zeros((2, 3)), np.zeros((2, 3), bool))
 
 
 def test_doing_as_told_is_the_error_of_the_velocity() -> None:

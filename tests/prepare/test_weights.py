@@ -193,7 +193,7 @@ def distant(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, in
 def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
     """Omega does not move with it, whether it was measured in the wish or in the old reward."""
     saved = SavedPolicy(optimum(), None, {})
-    for wish, sign, reward in (("near", "", "the environment's reward"), ("far", "-", "the wish '{}' at weight 1")):
+    for wish, sign, reward in (("near", "", "the environment's reward"), ("far", "-", "the wish '{}' at weight -1")):
         found = [
             decide(residual(), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
             for weight in ("1", "10" if sign else "0..10")
@@ -201,7 +201,7 @@ def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
         assert len({each.objective.omega for each in found}) == 1
         assert f"what a nat of the prior is worth of {reward.format(wish)}, and states" in found[0].notes[0]
     both = decide(residual(), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
-    assert "of the wishes 'far' at weight 1 and 'near' at weight 1" in both.notes[0]
+    assert "of the wishes 'far' at weight -1 and 'near' at weight 1" in both.notes[0]
     assert both.objective.omega == pytest.approx(found[0].objective.omega, rel=0.05)
 
 

@@ -102,5 +102,5 @@ def describe_clipped_weights(requests: Sequence[str]) -> str:
     """Describe the reward of `with_clipped_weights`: `the wish 'energy' at weight 0.001`."""
     names, weights = zip(*map(split_weight, with_clipped_weights(requests)), strict=True)
     titles = titles_of(names)
-    each = [f"{title!r} at weight {abs(float(weight)):g}" for title, weight in zip(titles, weights, strict=True)]
+    each = [f"{title!r} at weight {weight}" for title, weight in zip(titles, weights, strict=True)]
     return f"the wish{'es' if len(requests) > 1 else ''} {' and '.join(each)}"

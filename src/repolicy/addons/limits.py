@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.addons.addon import Addon, AddonTerm, check_env, combine_addons
-from repolicy.addons.addon_names import import_target, title_of
+from repolicy.addons.addon_names import import_target, split_weight, title_of
 from repolicy.addons.registered import REGISTERED, info_entry
 from repolicy.envs import Rollout
 from repolicy.errors import UsageError
@@ -46,8 +46,13 @@ class Limit:
     @cached_property
     def quantity(self) -> Addon:
         """What is measured; a function of the user's own is imported here."""
-        if import_target(self.name) or self.name.partition("(")[0] in REGISTERED:
-            return combine_addons([self.name])
+        addon, weight_text = split_weight(self.name)
+        if import_target(self.name) or addon.partition("(")[0] in REGISTERED:
+            found = combine_addons([self.name])
+            if found.metric and found.weights != (1.0,):
+                metric = f"the add-on's {found.metric.name}, in which no weight counts"
+                raise UsageError(f"limit {self} is on {metric}: leave ={weight_text} out")
+            return found
         why = f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
         return Addon((AddonTerm(self.name, lambda *arguments: info_entry(arguments[-1], self.name, why)),))
 

@@ -185,7 +185,8 @@ REGISTERED = {
 def info_entry(info: Mapping[str, Any], key: str, why: str, where: str = "info") -> Any:
     """Return an entry of an environment's info; if it is missing, raise an error that begins with `why`."""
     if key not in info:
-        raise UsageError(f"{why} in the environment's {where}; there is {', '.join(sorted(info)) or 'nothing'}")
+        there = ", ".join(sorted(info)) or "nothing"
+        raise UsageError(f"{why} in the environment's {where}; there is {there}") from KeyError(key)
     return info[key]
 
 
