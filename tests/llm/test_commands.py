@@ -1,7 +1,9 @@
 """`repolicy llm`: text with the dial turned, and what models are worth."""
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.mixing import SAMPLING, sample
 from repolicy.llm.mixins import checksum
-from repolicy.llm.models import MEASURES, call_reward, load_tuned, render_page, with_intervals
+from repolicy.llm.models import MEASURES, call_reward, evaluate, load_tuned, render_page, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
@@ -105,6 +107,24 @@ def test_estimates_are_near_the_exact_values(
     text = page.read_text()
     assert "Side by side" in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_a_model_is_let_go_before_the_next_is_loaded(
+    prior: Path, tuned: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}) + "\n")
+    loaded, alive = [], []
+
+    def load_another(*given: Any) -> tuple[Any, Any]:
+        gc.collect()
+        alive.append(sum(each() is not None for each in loaded))
+        found = load_tuned(*given)
+        loaded.append(weakref.ref(found[1]))
+        return found
+
+    monkeypatch.setattr("repolicy.llm.models.load_tuned", load_another)
+    evaluate([str(tuned["low"])] * 3, str(prior), tmp_path / "p.jsonl", REWARD, responses=1, tokens=1)
+    assert alive == [0, 0, 0]
 
 
 def test_an_adapter_that_goes_on_from_an_adapter(

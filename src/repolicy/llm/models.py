@@ -221,8 +221,10 @@ def evaluate(
             prior_model, model = load_tuned(name, prior_model, index)
             result |= {key: value for key, value in read_identity(name).items() if key in ("omega", "alpha")}
         torch.manual_seed(seed)
-        views = model_view(prior_model, model), model_view(prior_model, None)
-        measures, texts = measure(*views, tokenizer, repeated, reward_func, tokens)
+        # The views have no name here, which would keep a model in memory while the next is loaded.
+        measures, texts = measure(
+            model_view(prior_model, model), model_view(prior_model, None), tokenizer, repeated, reward_func, tokens
+        )
         by_prompt = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
         results.append(result | with_intervals(by_prompt))
         samples.append(texts[::responses])
