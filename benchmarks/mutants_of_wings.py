@@ -126,7 +126,7 @@ WINGS = [
     Mutant("llm/mixing.py", "share * anchor.alpha / target.alpha", "share", LLM["mixing"], "alpha has no part in the dial"),
     Mutant("llm/mixing.py", "or not torch.equal(self.cached_ids.to(ids.device), ids[:, :-1])", "", LLM["q_adapter"], "a cache of beams that changed places"),
     Mutant("llm/budget.py", "newton = alpha * (spent - budget)", "newton = alpha * (budget - spent)", LLM["budget"], "omega moves away from the budget"),
-    Mutant("llm/budget.py", "prompts[i * len(prompts) // samples]", "prompts[i % len(prompts)]", LLM["budget"], "the prior's own of the first prompts alone"),
+    Mutant("llm/budget.py", "dataset[i * len(dataset) // samples]", "dataset[i % len(dataset)]", LLM["budget"], "the prior's own of the first prompts alone"),
     Mutant("llm/models.py", "units.std(ddof=1)", "units.std()", LLM["commands"], "an interval of few prompts that is too narrow"),
     Mutant("llm/dpo.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
     Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),

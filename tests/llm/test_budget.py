@@ -1,13 +1,14 @@
 """Omega from a budget on the expected log prior."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from tiny_language import PROMPTS, addon, load, weights
 from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
@@ -15,7 +16,7 @@ from trl import RLOOConfig, RLOOTrainer
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import PriorBudget, rloo_settings
-from repolicy.llm.budget import move_omega, prior_mean_log_prob
+from repolicy.llm.budget import move_omega, prior_mean_log_prob, spread_prompts
 from repolicy.llm.mixing import ModelView
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, residual
@@ -37,8 +38,8 @@ def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
         objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
         budget = PriorBudget(load(prior), tokenizer, objective, 1.0, samples=64)
         callbacks = more.pop("callbacks", lambda budget: budget.callbacks)(budget)
+        rows = more.pop("train_dataset", Dataset.from_list(PROMPTS))
         args = RLOOConfig(**{**settings, **ONLINE, **rloo_settings(objective, budget=True), **more})
-        rows = Dataset.from_list(PROMPTS)
         trainer = RLOOTrainer(load(prior), [addon, budget], args, rows, processing_class=tokenizer, callbacks=callbacks)
         return trainer, budget
 
@@ -112,7 +113,7 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
     exact = float((log_prior.exp() * log_prior).sum())
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert prior_mean_log_prob(ModelView(model), tokenizer, ["."], 2000, 4) == pytest.approx(exact, abs=0.15)
+    assert prior_mean_log_prob(ModelView(model), tokenizer, PROMPTS, 2000, 4) == pytest.approx(exact, abs=0.15)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -120,9 +121,35 @@ def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, m
     """Of responses that end at once, half of them to each kind of prompt, as the data has them."""
     model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
     monkeypatch.setattr("repolicy.llm.budget.sample", lambda _, __, ids, *others, **named: [[0]] * len(ids))
+    rows = [{"prompt": prompt} for prompt in ["."] * 4 + [".ab"] * 4]
     plain, longer = response_log_probs(model, [([0], [0]), ([0, 1, 2], [0])])
-    found = prior_mean_log_prob(ModelView(model), tokenizer, ["."] * 4 + [".ab"] * 4, 4, 1)
+    found = prior_mean_log_prob(ModelView(model), tokenizer, rows, 4, 1)
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
+
+
+def test_a_stream_is_read_no_further_than_samples_are_asked_for(
+    grpo: Callable[..., Any], rloo: Callable[..., Any]
+) -> None:
+    read: list[int] = []
+
+    def endless() -> Iterator[dict[str, str]]:
+        for number in count():
+            read.append(number)
+            assert number < 3000  # TRL shuffles the first thousand
+            yield {"prompt": "."}
+
+    of_rows = grpo(budget=1.0)
+    of_rows.before_first_step()
+    stream = IterableDataset.from_generator(endless)
+    streamed = grpo(budget=1.0, train_dataset=stream, max_steps=1)
+    streamed.before_first_step()
+    assert streamed.memory.values == of_rows.memory.values
+    assert max(read) == 63
+    trainer, budget = rloo(train_dataset=stream, max_steps=1)
+    budget.on_train_begin(trainer.args, trainer.state, None, trainer.get_train_dataloader())
+    assert budget.values["own"] == of_rows.memory.values["own"]
+    few = IterableDataset.from_generator(lambda: iter([{"prompt": "."}, {"prompt": ".ab"}]))
+    assert spread_prompts(few, 3) == [".", ".ab", "."]
 
 
 def test_the_prior_is_measured_without_its_wrapper(grpo: Callable[..., Any]) -> None:
@@ -220,7 +247,7 @@ def test_the_prior_answers_prompts_as_the_trainer_writes_them(
     chat.apply_chat_template = lambda *_, add_generation_prompt, return_dict, **switches: (
         seen.append(switches) or {"input_ids": [0]}
     )
-    prior_mean_log_prob(ModelView(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
+    prior_mean_log_prob(ModelView(model), chat, [{"prompt": [{"role": "user", "content": "a"}]}], 2, 1, off)
     assert seen == [off] * 2
 
     handed: list[Any] = []

@@ -57,6 +57,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build) -> None:
 
 ADAPTER = LoraConfig(target_modules=["q_proj"])
 VIRTUAL_TOKENS = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+MASKED = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
 ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
 BEST = {
@@ -97,6 +98,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
         ("grpo", BOTH, {"scale_rewards": "group"}, "scale_rewards is 'group'"),
         ("grpo", BOTH, {"beta": 0.1}, "beta is 0.1"),
+        ("grpo", BOTH, MASKED, "'token_mask'; a masked response is missing from the objective"),
         ("grpo", BOTH, {"loss_type": "grpo"}, "divide every token by the same number"),
         ("grpo", BOTH, {"loss_type": "dapo", **CUT}, "would not divide every token of a step by the same number"),
         ("grpo", BOTH, {"returns": "both"}, "'onward' or 'whole'"),

@@ -8,6 +8,7 @@ the derivative of the expectation by omega is the variance of log prior over alp
 """
 
 import math
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -56,14 +57,21 @@ def check_budget(budget: float, objective: Objective) -> None:
         raise UsageError("with a budget, omega is where the search for omega starts: omega and alpha must be above 0")
 
 
+def spread_prompts(dataset: Any, samples: int) -> list[Any]:
+    """Return prompts spread over a whole dataset; of a streamed one the first, again and again if there are fewer."""
+    if not hasattr(dataset, "__len__"):
+        return [row["prompt"] for row in islice(cycle(dataset), samples)]
+    return [dataset[i * len(dataset) // samples]["prompt"] for i in range(samples)]
+
+
 def prior_mean_log_prob(
-    prior: ModelView, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, template: Any = None
+    prior: ModelView, tokenizer: Any, dataset: Any, samples: int, tokens: int, template: Any = None
 ) -> float:
-    """Estimate E_prior[log prior] from `samples` responses of the prior, to prompts spread over the whole dataset.
+    """Estimate E_prior[log prior] from `samples` responses of the prior, to prompts of the dataset.
 
     The random streams of training are not advanced. `template` is the trainer's chat_template_kwargs.
     """
-    chosen = [prompt_ids(tokenizer, prompts[i * len(prompts) // samples], template) for i in range(samples)]
+    chosen = [prompt_ids(tokenizer, prompt, template) for prompt in spread_prompts(dataset, samples)]
     with torch.random.fork_rng(), prior.adapter():
         torch.manual_seed(0)  # on every rank, so that all get one estimate
         responses = sample(prior.model, tokenizer, chosen, tokens, BATCH, **SAMPLING)
@@ -108,10 +116,9 @@ class PriorBudget(Memory):
             raise UsageError(f"reward_weights ends in {weights[-1]:g}, and a budget weights itself by omega: {remedy}")
         self.group_size = args.num_generations
         if "own" not in self.values:
-            prompts = list(train_dataloader.dataset["prompt"])
-            tokens = args.max_completion_length
+            dataset, tokens = train_dataloader.dataset, args.max_completion_length
             self.values["own"] = prior_mean_log_prob(
-                ModelView(self.prior), self.tokenizer, prompts, self.samples, tokens, args.chat_template_kwargs
+                ModelView(self.prior), self.tokenizer, dataset, self.samples, tokens, args.chat_template_kwargs
             )
 
     def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:

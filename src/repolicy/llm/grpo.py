@@ -85,6 +85,9 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     disable_dropout: bool = field(default=True, metadata={"help": "Leave as it is: a response is scored as sampled."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
+    vllm_importance_sampling_mode: str = field(
+        default="sequence_truncate", metadata={"help": "`sequence_truncate` or `token_truncate`: neither masks."}
+    )
 
 
 class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
@@ -157,9 +160,10 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
             return
         network = self.model if self.ref_model is None else self.ref_model
         prior = ModelView(self.accelerator.unwrap_model(network), self._generating_prior)
-        prompts = list(self.train_dataset["prompt"])
         samples, tokens = self.args.budget_samples, self.args.max_completion_length
-        mean = prior_mean_log_prob(prior, self._tokenizer, prompts, samples, tokens, self.chat_template_kwargs)
+        mean = prior_mean_log_prob(
+            prior, self._tokenizer, self.train_dataset, samples, tokens, self.chat_template_kwargs
+        )
         self.memory.values |= {"own": mean, "omega": self.objective.omega}
 
     def _move_omega(self, log_prior: Tensor) -> None:
@@ -363,6 +367,13 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig, others: dict[str,
     if args.loss_type == "dapo" and args.gradient_accumulation_steps > args.steps_per_generation * args.num_iterations:
         problem = "with several generations in a step, loss_type 'dapo' would not divide every token of a step by the"
         raise UsageError(f"{problem} same number: raise steps_per_generation, or leave loss_type out")
+    if (
+        args.use_vllm
+        and args.vllm_importance_sampling_correction
+        and args.vllm_importance_sampling_mode.endswith("_mask")
+    ):
+        problem = f"vllm_importance_sampling_mode is {args.vllm_importance_sampling_mode!r}"
+        raise UsageError(f"{problem}; a masked response is missing from the objective: leave it out")
     if args.returns not in ("onward", "whole"):
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:
