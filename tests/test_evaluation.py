@@ -9,6 +9,7 @@ import pytest
 import torch
 from noise_worlds import named
 from tiny_envs import LinearQuadratic, tiny
+from typed_commands import answered
 
 from repolicy import evaluation
 from repolicy.addons.addon import combine_addons
@@ -225,3 +226,15 @@ def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(
     save_policy(tmp_path / "code.safetensors", policy(3), {"request": request | {"limits": ["mine.py:rate<=0.5"]}})
     with pytest.raises(UsageError, match="names code that would be run: mine.py:rate"):
         evaluate(tmp_path / "code.safetensors", episodes=1)
+
+
+@pytest.mark.parametrize("own", ["gymnasium", "envpool"])
+def test_a_file_is_evaluated_on_the_backend_of_its_run(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("envpool")
+    request = {"env": "Pendulum-v1", "settings": {"backend": own}}
+    save_policy(tmp_path / "own.safetensors", policy(3), {"request": request})
+    assert evaluate(tmp_path / "own.safetensors", episodes=1).backend == own
+    assert evaluate(tmp_path / "own.safetensors", episodes=1, backend="gymnasium").backend == "gymnasium"
+    assert answered(capsys, "evaluate", str(tmp_path / "own.safetensors"), "--episodes", "1")["backend"] == own

@@ -205,7 +205,7 @@ def evaluate(
         prior: whose log-probabilities are reported.
         deterministic: take the mean action; else sample.
         seed: of environments and sampling.
-        backend: whose environments: "envpool", "gymnasium", or "auto".
+        backend: whose environments: "envpool", "gymnasium", or "auto", that of the file's run if it names one.
         progress: is given the number of episodes that are done.
         longest: an episode counts as one after so many steps, where they are given.
         trust: run code that the policy's file names.
@@ -215,6 +215,7 @@ def evaluate(
     if isinstance(agent, str | Path):
         opened = open_policy_in_env(env, agent, Options(), trust)
         agent, prior = cast(Agent, opened.agent), prior or opened.prior
+        backend = backend_from_card(opened.card, backend)
         if (env, addon, limits) == (None, None, None):  # all that the file's run was judged by
             limits = limits_from_card(opened.card, opened.path, trust)
         env = env or env_from_card(opened.card, opened.path, trust)
@@ -238,6 +239,12 @@ def evaluate(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
             longest=longest, limits=parse_limits(limits or (), env),
         )  # fmt: skip
+
+
+def backend_from_card(card: dict[str, Any], backend: Backend = "auto") -> Backend:
+    """Return the backend; for "auto", that of the run that made a policy, if its file names one."""
+    known: Backend = card.get("request", {}).get("settings", {}).get("backend", "auto")
+    return known if backend == "auto" else backend
 
 
 def check_is_agent(thing: object, what: str) -> None:

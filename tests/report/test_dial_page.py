@@ -30,7 +30,7 @@ def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    request = {"env": "InvertedPendulum-v4", "addons": [QUIET]}
+    request: dict[str, Any] = {"env": "InvertedPendulum-v4", "addons": [QUIET], "settings": {"backend": "gymnasium"}}
     request["objective"] = {"task": "addon", "omega": [0.01, 1.0], "alpha": 0.1}
     made = dialed([Dial("omega", 0.01, 1.0)], {"request": request, "evaluation": {"task": 1.0}})
     save_policy(tmp_path / "policy.safetensors", made.policy, made.card, made.prior)
@@ -57,6 +57,7 @@ def test_the_page_has_every_position(
     found = answered(capsys, "dial", str(file), "--episodes", "2", "--out", str(tmp_path / "dial"), "--trust")
     places = [position["at"] for position in found["positions"]]
     assert places == Dial("omega", 0.01, 1.0).spread(11)
+    assert found["prior"]["mean_action"]["backend"] == "gymnasium"  # that of the run
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
     assert html.count('data-shown="10"') == 4  # verdict, film, table, command

@@ -70,6 +70,7 @@ class Dial(Command):
 
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
         from repolicy.addons import addons_from_card, check_env, env_from_card
+        from repolicy.evaluation import backend_from_card
         from repolicy.files import check_writable
         from repolicy.many.positions import as_dict, evaluate_positions
         from repolicy.priors import output_folder
@@ -88,7 +89,7 @@ class Dial(Command):
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = evaluate_positions(
-                policy, env, addons, out, 10 if self.episodes is None else self.episodes,
+                policy, env, addons, out, 10 if self.episodes is None else self.episodes, backend_from_card(saved.card),
                 lambda done: status.update(f"{env}: {done} of {len(policy.positions)} positions"),
             )  # fmt: skip
             status.update("films")

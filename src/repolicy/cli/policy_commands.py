@@ -34,13 +34,13 @@ class Evaluate(RunsPolicy):
     sampled: bool = False
     """Sample the actions instead of taking the mean."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
-    """Library that runs the environment; gymnasium is the reference."""
+    """Library that runs the environment, by default the run's own; gymnasium is the reference."""
     out: Path | None = None
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.addons import addons_from_card, limits_from_card, load_addon
-        from repolicy.evaluation import evaluate
+        from repolicy.evaluation import backend_from_card, evaluate
         from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
 
@@ -66,7 +66,8 @@ class Evaluate(RunsPolicy):
             evaluation = evaluate(
                 opened.agent, env, self.episodes,
                 addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,
-                backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
+                backend=backend_from_card(opened.card, self.backend),
+                progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         terminal.say(f"{path}: {evaluation}")  # before the file, which may turn out not to be writable
         env_prefix = "" if self.env is None else f"{as_file_name(env)}-"

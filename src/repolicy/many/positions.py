@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from repolicy.addons import addon_names, combine_addons
-from repolicy.envs import parse_env_name
+from repolicy.envs import Backend, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.files import file_sum, replace_nonfinite
 from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
@@ -156,6 +156,7 @@ def evaluate_positions(
     addons: Sequence[str],
     out: Path,
     episodes: int,
+    backend: Backend = "auto",
     progress: Callable[[int], None] = lambda _: None,
 ) -> SweepResult:
     """Evaluate every position with the mean action and with sampled ones, from the same seeds.
@@ -166,7 +167,7 @@ def evaluate_positions(
     addon, prior = combine_addons(once), require_prior(dialed.saved, dialed.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
-        mean, sampled = evaluate_point(policy, prior, env, addon, episodes)
+        mean, sampled = evaluate_point(policy, prior, env, addon, episodes, backend)
         return Point(value, dialed.path, mean, sampled, label)
 
     first, points = point(prior, math.inf), []

@@ -8,7 +8,7 @@ from typing import Any
 from repolicy.addons import addons_from_card, env_from_card, limits_from_card, load_addon
 from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation, backend_from_card
 from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -55,7 +55,8 @@ def push(
         api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {format_count(episodes, 'episode')}")
     deterministic = parse_env_name(env).is_judged_by_mean
-    evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, limits=limits)
+    backend = backend_from_card(saved.card)
+    evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, backend, limits)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
     card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())

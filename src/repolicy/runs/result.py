@@ -10,8 +10,8 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.evaluation import Evaluation, evaluate
-from repolicy.policies import Policy, read_card
-from repolicy.priors import How, dial, find_policy, load_policy
+from repolicy.policies import Policy
+from repolicy.priors import How, dial, load_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.text import format_digits
 
@@ -67,11 +67,7 @@ class Result:
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
         """Evaluate the policy for whole episodes in the run's environment, with its add-on."""
-        settings = read_card(find_policy(self.folder)).get("request", {}).get("settings", {})
-        return evaluate(
-            self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
-            backend=settings.get("backend", "auto"),
-        )  # fmt: skip
+        return evaluate(self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True)
 
     def plot(self, *names: str) -> "Figure":
         """Draw these metrics over environment steps; by default those that people look at first."""
