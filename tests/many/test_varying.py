@@ -84,6 +84,20 @@ def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeyp
     assert sorted(seen) == sorted(files)
 
 
+def test_films_run_the_code_that_the_comparison_was_trusted_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "repolicy.report.compare_page.films_for_page", lambda shots, _: (seen.extend(shots) or [b"", b""], "")
+    )
+    files = [a_file(tmp_path / name) for name in ("old", "new")]
+    around = VariedComparison([Place({}, compare(*files, LinearQuadratic, episodes=2))])
+    for trust in (False, True):
+        write_compare_report(around, *files, tmp_path, trust=trust)
+    assert [shot.trust for shot in seen] == [False, False, True, True]
+
+
 def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
     made, reset = (
         compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=4)

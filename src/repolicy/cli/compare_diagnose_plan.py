@@ -77,7 +77,7 @@ class Compare(RunsPolicy):
         values = {"old": self.old, "new": self.new}
         values |= comparison.as_dict() if self.vary else comparison.places[0].comparison.as_dict()
         if self.out is not None:
-            page = write_compare_report(comparison, self.old, self.new, self.out, terminal.say)
+            page = write_compare_report(comparison, self.old, self.new, self.out, terminal.say, self.trust)
             terminal.say(f"report: {page}")
             values["report"] = str(page)
         return values

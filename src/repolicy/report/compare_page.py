@@ -19,10 +19,15 @@ VERDICT_WORDS = (
 )
 
 
-def write_compare_report(around: VariedComparison, old: str, new: str, folder: Path, say: Say = lambda _: None) -> Path:
-    """Write `report.html`: the verdict, the table of varied options, all quantities, and films at the worst place."""
+def write_compare_report(
+    around: VariedComparison, old: str, new: str, folder: Path, say: Say = lambda _: None, trust: bool = False
+) -> Path:
+    """Write `report.html`: the verdict, the table of varied options, all quantities, and films at the worst place.
+
+    `trust` is whether to run code that a policy's file names.
+    """
     worst = around.worst
-    (old_film, new_film), complaint = _film(worst, (old, new), say)
+    (old_film, new_film), complaint = _film(worst, (old, new), say, trust)
     figures = [page.film(old_film, f"old: {old}, mean action", "prior")]
     figures.append(page.film(new_film, f"new: {new}, mean action", "customized"))
     verdict, *rest = around.sentences
@@ -55,8 +60,9 @@ def _places_table(around: VariedComparison) -> str:
     return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)
 
 
-def _film(place: Place, policies: tuple[str, ...], say: Say) -> tuple[list[bytes], str]:
+def _film(place: Place, policies: tuple[str, ...], say: Say, trust: bool) -> tuple[list[bytes], str]:
     files = [policy_path(policy) for policy in policies if not is_code(policy)]
     if len(files) < 2 or not all(is_plan(file) or is_repolicy_file(file) for file in files):
         return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"
-    return films_for_page([Shot(str(file), place.comparison.env, seed=place.comparison.seed) for file in files], say)
+    env, seed = place.comparison.env, place.comparison.seed
+    return films_for_page([Shot(str(file), env, seed=seed, trust=trust) for file in files], say)
