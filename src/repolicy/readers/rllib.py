@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.files import read_bytes
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, Linear, Normalizer, PolicyDescription, Std
@@ -41,6 +41,7 @@ PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's fol
 ACTIONS_PIPELINE, ACTIONS_SCALER = Path("env_runner/module_to_env_connector"), "NormalizeAndClipActions"
 MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
+MAX_HEADER = 1024  # bytes before an array's numbers
 NORM_EPSILON = 1e-3  # of RLlib's LayerNorms
 HARMLESS = {  # connectors that do not change observations that are a row of numbers
     "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
@@ -124,8 +125,9 @@ def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | Non
     file = _checkpoint_folder(context) / PIPELINE / FILTER / "state.pkl"
     state = read_pickle(read_bytes(file), str(file))[None]
     [running] = state["running_stats"]
-    mean = _decode_array(running["mean_array"])
-    squares = _decode_array(running.get("sum_sq_diff_array", running.get("std_array")))  # by RLlib's version
+    squares = running.get("sum_sq_diff_array", running.get("std_array"))  # by RLlib's version
+    with in_one_sentence(f"{file} is damaged", FileError):  # NumPy's, zlib's and tokenize's errors, of many classes
+        mean, squares = (_decode_array(packed, width) for packed in (running["mean_array"], squares))
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
     if not state["de_mean_to_zero"]:
@@ -151,9 +153,12 @@ def _connectors(context: ReadContext, pipeline: Path) -> list[tuple[str, dict[st
     return [(kind.last, settings) for kind, _, settings in arguments["connectors"]]
 
 
-def _decode_array(packed: str) -> Array:
-    """Decode a compressed .npy in base64."""
-    return real_array(np.load(io.BytesIO(zlib.decompress(base64.b64decode(packed))), allow_pickle=False))
+def _decode_array(packed: str, width: int) -> Array:
+    """Decode a compressed .npy in base64, of no more than `width` doubles."""
+    stream = io.BytesIO(zlib.decompressobj().decompress(base64.b64decode(packed), MAX_HEADER + 8 * width))
+    np.lib.format.read_magic(stream)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    return real_array(np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if is_fortran else "C"))
 
 
 def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext, is_recorded: bool) -> PolicyDescription:
