@@ -308,6 +308,11 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         check_trust("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 
 
+def test_an_observation_that_was_constant_at_first_does_not_explode_later() -> None:
+    policy, _ = noise_prior(f"{HERE}:skewed", 2, 1, f"{HERE}:Spot", FEW)
+    torch.testing.assert_close(policy.normalizer(torch.tensor([0.0, 0.01])), torch.tensor([0.0, 0.01]))
+
+
 def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     policy, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
     found = policy(torch.randn(5, 2))

@@ -25,11 +25,11 @@ from repolicy.envs import (
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.loading import load_object, reference_to
-from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy, moment_sums
+from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy
 from repolicy.prepare.beginning import Start, open_prior
 from repolicy.prepare.session import complete_settings, display_name
 from repolicy.prepare.weights import collect_trial
-from repolicy.priors import check_no_options, decoder_digest, is_code, load_decoder
+from repolicy.priors import check_no_options, decoder_digest, fit_normalizer, is_code, load_decoder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 from repolicy.text import format_digits
@@ -101,9 +101,10 @@ def noise_prior(
     settings, reference = settings or Settings(), decoder_reference(decoder)
     load_decoder(reference, noise, chunk, trust=trust)
     name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
-    policy = standard_normal(probe_env(name, settings.backend).observation_size, noise, settings.seed)
+    size = probe_env(name, settings.backend).observation_size
+    policy = standard_normal(size, noise, settings.seed)
     rollout = collect_trial(policy, name, settings)
-    policy.normalizer.update(moment_sums(rollout.observations[..., : policy.observation_size]))
+    fit_normalizer(policy, torch.from_numpy(rollout.observations[..., :size]).flatten(0, -2))
     return frozen(policy), name
 
 
