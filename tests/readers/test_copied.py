@@ -24,6 +24,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import HiddenLayer, LayerNorm, Linear, Normalizer, Perceptron, PolicyDescription, Std
+from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
@@ -78,6 +79,17 @@ def test_a_resumed_run_takes_the_copy_that_it_made(tmp_path: Path, monkeypatch: 
         run(path, tmp_path / "run", resume=True)
     with pytest.raises(UsageError, match="began with another prior"):  # not: it takes observations of 11 numbers
         run("hopper", tmp_path / "run", resume=True)
+
+
+def test_a_resumed_run_notices_that_the_statistics_changed(tmp_path: Path) -> None:
+    path, statistics = rsl_rl(tmp_path / "model_7.pt")[0], tmp_path / "seen.npz"
+    reading = Options(vecnormalize=str(statistics))
+    np.savez(statistics, mean=np.zeros(1), var=np.ones(1))
+    run(path, tmp_path / "run", reading=reading)
+    assert run(path, tmp_path / "run", reading=reading, resume=True).finished
+    np.savez(statistics, mean=np.ones(1), var=np.ones(1))
+    with pytest.raises(UsageError, match="began with another prior"):
+        run(path, tmp_path / "run", reading=reading, resume=True)
 
 
 def test_options_are_for_files_of_others(tmp_path: Path) -> None:

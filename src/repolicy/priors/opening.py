@@ -17,6 +17,7 @@ from repolicy.loading import import_name, load_object
 from repolicy.policies import (
     Policy,
     SavedPolicy,
+    fingerprint,
     frozen,
     origin_notes,
     policy_bytes,
@@ -105,12 +106,14 @@ def _copy_policy(file: PolicyFile, options: Options) -> SavedPolicy:
 def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """Return the contents of Repolicy's file for a policy that was read, from whatever file.
 
-    An `earlier` one of the same origin is used again, as another machine may round the probes' numbers differently.
+    An `earlier` one of the same policy is used again, as another machine may round the probes' numbers differently.
     """
     if saved.content:
         return saved.content
     if earlier is not None and earlier.is_file() and read_card(earlier).get("origin") == saved.card["origin"]:
-        return earlier.read_bytes()
+        kept = read_policy(earlier).policy  # statistics and weights may lie in files that the origin does not name
+        if kept.spec == saved.policy.spec and fingerprint(kept) == fingerprint(saved.policy):
+            return earlier.read_bytes()
     return policy_bytes(saved.policy, saved.card)
 
 
