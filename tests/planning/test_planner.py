@@ -1,8 +1,10 @@
 """A planner as an agent, in a linear world and on MuJoCo, and what fits between two of its decisions."""
 
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,7 +17,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.addons.addon import Addon, AddonTerm
-from repolicy.envs import make_one_env
+from repolicy.envs import Collector, make_envs, make_one_env
 from repolicy.errors import UsageError
 from repolicy.evaluation import evaluate
 from repolicy.planning import asking
@@ -23,8 +25,8 @@ from repolicy.planning.asking import MOST, fit_to_time
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, MujocoModel
-from repolicy.planning.value import AHEAD, discounted_sums, fitted_value, rollouts_in
-from repolicy.policies.policy import Policy
+from repolicy.planning.value import AHEAD, discounted_sums, fitted_value, lasting_share, rollouts_in
+from repolicy.policies.policy import Policy, RecurrentActor
 
 ROBOTS = Path(__file__).with_name("changed_robots.py")
 SMALL = Search(samples=4, horizon=3)
@@ -145,6 +147,41 @@ def test_the_plan_goes_on_where_it_was():
     assert acting.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
 
 
+def test_a_plan_outlasts_a_rollout_and_ends_with_its_episode(cheetah):
+    """A collector's rollouts are short, and it carries on only the memory of actors that it knows to have one."""
+    assert isinstance(cheetah.actor(1, 1), RecurrentActor)
+    by_block = []
+    for steps in (4, 12):
+        with closing(make_envs("HalfCheetah-v4", 1, 0)) as envs:
+            collector = Collector(envs, steps, torch.Generator().manual_seed(0))
+            taken = [collector.collect(cheetah, deterministic=True).actions for _ in range(12 // steps)]
+        by_block.append(torch.cat(taken))
+    torch.testing.assert_close(*by_block, rtol=0, atol=0)
+
+
+def test_a_decision_is_its_own_whatever_the_other_robots_do():
+    draws = np.random.default_rng(0).standard_normal((1, 200, 3, 1)).repeat(2, 0)
+    made = planner(samples=200, model=LinearModel(edge=0.45))
+    near, plans = np.array([[1.0], [1.0]], np.float32), np.zeros((2, 3, 1))
+    beside_a_far_one = np.array([[1.0], [40.0]], np.float32)
+    alone, together = (made.candidates(seen, plans, draws).scores[0] for seen in (near, beside_a_far_one))
+    assert together == pytest.approx(alone)
+
+
+def test_where_the_priors_episodes_all_end_by_themselves_an_end_may_be_the_goal():
+    terminated, truncated = np.zeros((2, 6, 4), bool)
+    terminated[2, 0] = terminated[3, 1] = truncated[4, 2] = True
+    found = lasting_share([SimpleNamespace(terminated=terminated, truncated=truncated)])
+    assert found == pytest.approx(1 - 2 / 4), "the last one goes on"
+    draws, x = np.random.default_rng(0).standard_normal((1, 200, 3, 1)), np.array([[1.0]], np.float32)
+    made = planner(samples=200, model=LinearModel(edge=0.45))
+    goal = replace(made, score=replace(made.score, lasting=0.0, value=lambda seen: np.full(len(seen), -1e3)))
+    scores = goal.candidates(x, np.zeros((1, 3, 1)), draws).scores[0]
+    free = planner(samples=200).candidates(x, np.zeros((1, 3, 1)), draws).scores[0]
+    ends = ~np.isclose(made.candidates(x, np.zeros((1, 3, 1)), draws).scores[0], free)
+    assert scores[ends].min() > -10.0 > scores[~ends].max()
+
+
 def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     """Every candidate that leaves the world scores less than every one that stays."""
     draws = np.random.default_rng(0).standard_normal((1, 200, 3, 1))
@@ -156,6 +193,10 @@ def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     assert edge.scores[0, ~stays].max() < edge.scores[0, stays].min()
     bleak = planner(samples=200, model=LinearModel(edge=0.45))  # where going on is worth less than nothing
     bleak = replace(bleak, score=replace(bleak.score, value=lambda seen: np.full(len(seen), -1e3)))
+    scores = bleak.candidates(x, plans, draws).scores[0]
+    assert scores[~stays].max() < scores[stays].min()
+    dear = AddonTerm("dear", lambda observations, *_: np.full(len(observations), -100.0))  # and so is each step
+    bleak = replace(bleak, score=replace(bleak.score, addon=Addon((dear,)), value=None))
     scores = bleak.candidates(x, plans, draws).scores[0]
     assert scores[~stays].max() < scores[stays].min()
     broken = planner(samples=200, model=LinearModel(edge=0.45, broken=0.45)).candidates(x, plans, draws)

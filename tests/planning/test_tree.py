@@ -247,9 +247,17 @@ class Cliff(SureProcess):
         return seen, 0.0, bool(action), False, {}
 
 
-def test_an_end_is_no_way_out():
-    tree, state, seen = grown(planner(Cliff, 0.5, 0.5, -1.0, 100))
-    assert np.exp(tree.log_policy(tree.root(0, state, seen)))[1] < 1e-6
+def costs_where_it_goes_on(observations, actions, next_observations, info):
+    return -20.0 * (actions[..., 0] == 0)
+
+
+@pytest.mark.parametrize("addon", [wish(-1.0), costs_where_it_goes_on])
+def test_an_end_is_no_way_out(addon):
+    made = planner(Cliff, 0.1, 0.5, -1.0, 100, addon=Addon((AddonTerm("wish", addon),)))
+    tree, state, seen = grown(made)
+    assert np.exp(tree.log_policy(tree.root(0, state, seen)))[1] < 1e-3
+    tree, state, seen = grown(replace(made, score=replace(made.score, lasting=0.0)))
+    assert (np.exp(tree.log_policy(tree.root(0, state, seen)))[1] > 0.9) == (addon is costs_where_it_goes_on)
 
 
 STATE = [0]

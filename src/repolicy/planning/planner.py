@@ -196,6 +196,15 @@ class Planning:
         planner.tally.add(self.candidates)
         return plans[:, 0]
 
+    @property
+    def memory(self) -> Any:
+        """What the next rollout's actor goes on with: the plans, and the noise stream."""
+        return self.plans, self._random
+
+    @memory.setter
+    def memory(self, kept: Any) -> None:
+        self.plans, self._random = kept
+
     def reset_memory(self, ended: np.ndarray) -> None:
         self.plans[ended] = 0.0
 

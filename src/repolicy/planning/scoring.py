@@ -29,11 +29,12 @@ class Score:
     discount: float
     density: Density | None
     value: Value | None
+    lasting: float = 1.0  # share of the prior's episodes that a time limit ends; where none is, an end may be the goal
 
     @property
     def end_cost(self) -> float:
-        """What an end costs: as much as the strangest state."""
-        return MAX_COST * max(self.omega, self.states)
+        """What an end costs: as much as the strangest state, times the share of the prior's episodes without one."""
+        return self.lasting * MAX_COST * max(self.omega, self.states)
 
 
 @torch.no_grad()
@@ -78,15 +79,24 @@ def simulated(
     log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
     log_ratio = (log_chosen - log_modes).numpy()
     rewards = step_rewards(score, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
-    rewards[has_ended[:-1]] = rewards.min() - score.end_cost  # a plan must not gain by what comes after an end
+    # A plan must not gain by what comes after an end, unless that is where the prior's episodes lead.
+    rewards[has_ended[:-1]] = (_lowest(rewards, samples) - score.end_cost)[has_ended[:-1]] if score.lasting else 0.0
     total = (score.discount ** np.arange(steps)) @ rewards
     if score.value is not None:
         # An end must not be worth more than going on: it gets the lowest value.
         values = score.value(visited[-1])
-        values[has_ended[-1]] = min(0.0, float(values.min()))
+        lowest = np.minimum(0.0, _lowest(values[None], samples)[0])
+        values[has_ended[-1]] = lowest[has_ended[-1]] if score.lasting else 0.0
         total += score.discount**steps * values
     total[failed] = -np.inf
     return total.reshape(count, samples)
+
+
+def _lowest(rewards: np.ndarray, samples: int) -> np.ndarray:
+    """Return the lowest reward of all steps `[T, N · K]` of a decision's candidates, at each step."""
+    steps, batch = rewards.shape
+    lowest = rewards.reshape(steps, batch // samples, samples).min((0, 2))
+    return np.broadcast_to(lowest.repeat(samples), rewards.shape)
 
 
 def step_rewards(score: Score, transitions: Transitions, log_ratio: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -62,6 +62,7 @@ class Tree:
         # The outcomes of the last action in each environment.
         self.last_outcomes: list[dict[bytes, Outcome]] = [{} for _ in range(count)]
         self._random, self._is_stochastic = np.random.default_rng(self.search.seed), False
+        self._lowest_reward = 0.0  # of all steps so far, or 0
         self._normalize, self._network = self.prior.normalizer.snapshot(), self.prior.network.snapshot()
         self._score_without_prior = replace(self.score, omega=0.0)
 
@@ -115,7 +116,7 @@ class Tree:
         self._is_stochastic |= bool(known)
         reward = float(self._rewards([row])[0])
         if after.ended[0]:
-            known[key] = Outcome(None, reward, self._end_value(reward, left))
+            known[key] = Outcome(None, reward, self._end_value(left))
         else:
             known[key] = Outcome(self.leaf(after.states[0], after.observations, left), reward, 0.0)
         return known[key], True
@@ -147,12 +148,15 @@ class Tree:
         discounts = self.score.discount ** np.arange(len(rows) + 1)
         value = float(discounts[:-1] @ (rewards + (self.score.omega - self.alpha) * np.array(log_priors)))
         if ended:
-            value += float(discounts[-1]) * self._end_value(float(rewards[-1]), left - len(rows))
+            value += float(discounts[-1]) * self._end_value(left - len(rows))
         return value
 
-    def _end_value(self, reward: float, left: int) -> float:
-        """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending."""
-        worst = min(reward, 0.0) - self.score.end_cost
+    def _end_value(self, left: int) -> float:
+        """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending.
+
+        Where all of the prior's episodes end by themselves, it is 0: an end may be the goal.
+        """
+        worst = self._lowest_reward - self.score.end_cost if self.score.lasting else 0.0
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Transitions]:
@@ -167,7 +171,9 @@ class Tree:
         shape = (len(rows), 1)
         observations, actions, after = (np.stack(parts) for parts in zip(*(row[:3] for row in rows), strict=True))
         steps = Transitions(observations, actions, after, stack_infos([row.info for row in rows]))
-        return step_rewards(self._score_without_prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
+        rewards = step_rewards(self._score_without_prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
+        self._lowest_reward = min(self._lowest_reward, float(rewards.min()))
+        return rewards
 
     def _log_prior(self, observation: np.ndarray) -> np.ndarray:
         logits = self._network(self._normalize(observation))[0].astype(np.float64)

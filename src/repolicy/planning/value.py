@@ -53,6 +53,16 @@ def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
         return [*islice(rollouts, BLOCKS)]
 
 
+def lasting_share(rollouts: Sequence[Rollout]) -> float:
+    """Return the share of the prior's episodes that did not end by themselves: a time limit cut them, or they go on."""
+    terminated, truncated = (
+        np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated")
+    )
+    ended = terminated | truncated
+    episodes = ended.sum() + (~ended.any(0)).sum()
+    return 1.0 - float(terminated.sum() / episodes)
+
+
 def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0) -> Value:
     """Fit V to the discounted sums of the score's rewards along the prior's rollouts.
 
