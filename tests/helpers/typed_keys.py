@@ -14,8 +14,8 @@ class Typed:
     def pressed(self) -> list[str]:
         return self.steps.pop(0) if self.steps else []
 
-    def held(self) -> set[str]:
-        return {"q"}
+    def held(self) -> list[str]:
+        return ["q"]
 
     def axes(self) -> dict[int, float]:
         return {}

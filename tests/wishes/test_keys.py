@@ -37,8 +37,11 @@ def test_keys_of_a_terminal(terminal: Any) -> None:
     keys, type_ = terminal
     type_(b" q\n\x7f")
     assert keys.pressed() == ["space", "q", "enter", "backspace"]
-    assert "q" in keys.held()
+    assert keys.held()[1] == "q"
     assert keys.pressed() == []
+    type_(b"aq")
+    keys.pressed()
+    assert keys.held()[-2:] == ["a", "q"]  # pressed again, it is the last
     type_(b"\x1b[A\x1bOP\x1b[3~w\x1bx\x1b")  # Up, F1, Delete, w, Alt with x, Escape
     assert keys.pressed() == ["w", "escape"]
 
@@ -81,9 +84,13 @@ def test_keys_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (game.K_SPACE, game.K_RETURN, game.K_BACKSPACE, game.K_ESCAPE, game.K_q):
         game.event.post(game.event.Event(game.KEYDOWN, key=key))
     assert [key for key in keys.pressed() if key] == ["space", "enter", "backspace", "escape", "q"]
-    assert keys.held() == set()
+    assert keys.held() == []
     monkeypatch.setattr(game.key, "get_pressed", lambda: defaultdict(bool, {game.K_q: True, game.K_7: True}))
-    assert keys.held() == {"q", "7"}
+    assert keys.held() == ["7", "q"]
+    for key, order in ((game.K_7, ["q", "7"]), (game.K_q, ["7", "q"])):
+        game.event.post(game.event.Event(game.KEYDOWN, key=key))
+        keys.pressed()
+        assert keys.held() == order
     keys.show(np.zeros((20, 30, 3), np.uint8), "the policy acts")
     keys.close()
 
@@ -111,15 +118,15 @@ def test_a_window_gets_a_gamepad(monkeypatch: pytest.MonkeyPatch) -> None:
     lies(-1, 0.5, -1)
     for button in range(6):
         sdl.SDL_JoystickSetVirtualButton(pad, button, ctypes.c_uint8(1))
-    assert keys.pressed() == ["space", "enter", "backspace", "escape"]
-    assert keys.held() == {"0", "1"}
+    assert keys.pressed() == ["space", "enter", "backspace", "escape", "0", "1"]
+    assert keys.held() == ["0", "1"]
     assert keys.axes() == {0: -1.0, 1: 0.5}
     box = gymnasium.spaces.Box(np.full(3, -2.0), np.full(3, 2.0), dtype=np.float64)
     assert by_keys(keys, box)(np.zeros(1), np.full(3, 0.25)).tolist() == [-2.0, 1.0, 0.25]
-    assert by_keys(keys, gymnasium.spaces.Discrete(2))(np.zeros(1), np.array(0)) in (0, 1)
+    assert by_keys(keys, gymnasium.spaces.Discrete(2))(np.zeros(1), np.array(0)) == 1
     sdl.SDL_JoystickDetachVirtual(place)
     assert keys.pressed() == []
-    assert (keys.axes(), keys.held()) == ({}, set())
+    assert (keys.axes(), keys.held()) == ({}, [])
     keys.close()
 
 
@@ -137,10 +144,14 @@ def test_a_person_acts_by_keys() -> None:
     box = gymnasium.spaces.Box(np.array([-1.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64)
     assert by_keys(Typed(), box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [1.0, 0.5]
     keys = Typed()
-    for space in (gymnasium.spaces.Box(-np.inf, 1.0, (1,)), gymnasium.spaces.MultiBinary(2)):
+    spaces = gymnasium.spaces
+    for space in (spaces.Box(-np.inf, 1.0, (1,)), spaces.MultiBinary(2), spaces.Discrete(11)):  # a digit is one of ten
         with pytest.raises(RepolicyError, match="cannot be given by keys"):
             by_keys(Typed(), space)
-    keys.held = lambda: {"s", "2"}
+    for order, second in ((["w", "s"], -2.0), (["s", "w"], 3.0)):
+        keys.held = lambda order=order: order
+        assert by_keys(keys, box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [0.5, second]
+    keys.held = lambda: ["s", "1", "2"]
     assert by_keys(keys, box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [0.5, -2.0]
     choices = gymnasium.spaces.Discrete(3)
     assert by_keys(keys, choices)(np.zeros(1), np.array(0)) == 2

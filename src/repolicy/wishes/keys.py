@@ -43,12 +43,14 @@ class TerminalKeys:
         keys, before = list[str](), self.held()
         while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
             keys += [NAMED.get(key, key) for key in SEQUENCE.sub("", text)]
-        self._held_until |= {key: time.monotonic() + (REPEATED if key in before else HELD) for key in keys}
+        for key in keys:
+            self._held_until.pop(key, None)  # it comes last: a keyboard repeats only the key that was pressed last
+            self._held_until[key] = time.monotonic() + (REPEATED if key in before else HELD)
         return keys
 
-    def held(self) -> set[str]:
-        """Return the keys that are down now."""
-        return {key for key, until in self._held_until.items() if time.monotonic() < until}
+    def held(self) -> list[str]:
+        """Return the keys that are down now, the one pressed last at the end."""
+        return [key for key, until in self._held_until.items() if time.monotonic() < until]
 
     def axes(self) -> dict[int, float]:
         """Return the positions of a gamepad's axes, from −1 to 1, without those at rest."""
@@ -88,9 +90,10 @@ class WindowKeys:
         if pygame.display.get_driver() == "offscreen" and not os.environ.get("SDL_VIDEODRIVER"):
             raise UsageError("no window can be opened, because there is no display: add --keys terminal")
         self._screen = pygame.display.set_mode((480, 480), pygame.RESIZABLE)
-        pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
+        pygame.display.set_caption("Space: take over, hand back. Enter: end. Backspace: drop. Escape: leave.")
         self._clock = pygame.time.Clock()
         self._pads = list[tuple[Any, list[float]]]()  # gamepads, and their axes' rest positions
+        self._presses = list[str]()
 
     def pressed(self) -> list[str]:
         game, keys = self._game, list[str]()
@@ -100,16 +103,18 @@ class WindowKeys:
             elif event.type == game.KEYDOWN:
                 name = game.key.name(event.key)
                 keys.append("enter" if name in ("return", "enter") else name)
-            elif event.type == game.JOYBUTTONDOWN and event.button < len(BUTTONS):
-                keys.append(BUTTONS[event.button])
+            elif event.type == game.JOYBUTTONDOWN:
+                digit = event.button - len(BUTTONS)
+                keys.append(str(digit) if digit >= 0 else BUTTONS[event.button])
             elif event.type == game.JOYDEVICEADDED:
                 pad = game.joystick.Joystick(event.device_index)
                 self._pads.append((pad, [pad.get_axis(axis) for axis in range(pad.get_numaxes())]))
             elif event.type == game.JOYDEVICEREMOVED:
                 self._pads = [each for each in self._pads if each[0].get_instance_id() != event.instance_id]
+        self._presses = [key for key in self._presses if key not in keys] + keys
         return keys
 
-    def held(self) -> set[str]:
+    def held(self) -> list[str]:
         down = self._game.key.get_pressed()
         letters = "abcdefghijklmnopqrstuvwxyz0123456789"
         digits = {
@@ -118,7 +123,8 @@ class WindowKeys:
             for button in range(len(BUTTONS), pad.get_numbuttons())
             if pad.get_button(button)
         }
-        return digits | {letter for letter in letters if down[self._game.key.key_code(letter)]}
+        held = sorted(digits | {letter for letter in letters if down[self._game.key.key_code(letter)]})
+        return sorted(held, key=lambda key: self._presses.index(key) if key in self._presses else -1)
 
     def axes(self) -> dict[int, float]:
         return {

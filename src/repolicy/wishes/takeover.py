@@ -1,6 +1,6 @@
 """Take-overs: a person watches a policy and may act instead of it at any step. Every step is recorded.
 
-Space takes over and hands back, Enter ends the episode as a success, Backspace drops it, Escape quits.
+Space takes over and hands back, Enter ends the episode, Backspace drops it, Escape quits.
 """
 
 from collections.abc import Callable
@@ -110,25 +110,27 @@ PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # the keys that raise and
 def by_keys(keys: Keys, space: gymnasium.Space[Any]) -> Act:
     """Return a person who acts by keys. A digit chooses a discrete action; q and a set the first number high and low.
 
-    A gamepad's axes set the numbers in their order. A number without a key stays as the policy proposes it.
+    Where two contradict each other, the one pressed last counts. A gamepad's axes set the numbers in their order. A
+    number without a key stays as the policy proposes it.
     """
     bounded = isinstance(space, gymnasium.spaces.Box) and space.is_bounded()
-    if not (bounded or isinstance(space, gymnasium.spaces.Discrete)):
+    if not (bounded or (isinstance(space, gymnasium.spaces.Discrete) and space.n <= 10)):  # a digit each
         raise UsageError(f"actions of {space} cannot be given by keys: add --person CODE")
 
     def act(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
         held, action = keys.held(), np.array(proposed)
         if isinstance(space, gymnasium.spaces.Discrete):
             digits = [int(key) for key in held if key.isdigit() and int(key) < space.n]
-            return np.array(int(space.start) + digits[0]) if digits else action
+            return np.array(int(space.start) + digits[-1]) if digits else action
         assert isinstance(space, gymnasium.spaces.Box)
         flat, low, high = action.reshape(-1), space.low.ravel(), space.high.ravel()
         for index, value in keys.axes().items():
             if index < len(flat):
                 flat[index] = low[index] + (value + 1) / 2 * (high[index] - low[index])
         for index, (more, less) in enumerate(PAIRS[: len(flat)]):
-            if (more in held) != (less in held):
-                flat[index] = (high if more in held else low)[index]
+            for key in held:  # of both, the one that was pressed later
+                if key in (more, less):
+                    flat[index] = (high if key == more else low)[index]
         return flat.reshape(action.shape)
 
     return act
