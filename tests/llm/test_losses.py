@@ -102,6 +102,11 @@ class TestTokenReward:
         expected = [[1 - 4.0, 1 - 2.0, 1 - 4.0], [2 - 3.5, 2 - 1.0, 0.0], [6 - 1.5, 0.0, 0.0], [0.0] * 3]
         assert losses.leave_one_out(whole, mask, 4).tolist() == expected
 
+    def test_the_only_judged_response_of_a_prompt_teaches_nothing(self) -> None:
+        mask = torch.tensor([[1, 1], [0, 0], [1, 1], [1, 1]])  # of the first prompt, the second is not judged
+        returns = torch.tensor([[5.0, 5.0], [1.0, 0.0], [2.0, 4.0], [6.0, 1.0]])
+        assert losses.leave_one_out(returns, mask, 2).tolist() == [[0.0] * 2, [0.0] * 2, [-4.0, 3.0], [4.0, -3.0]]
+
 
 class TestExactGradient:
     """Three letters and an end token, three steps, every response enumerated in double precision."""

@@ -100,7 +100,7 @@ def leave_one_out(returns: Tensor, mask: Tensor, group_size: int) -> Tensor:
     mask: 1 at the tokens of responses `[B, T]`, 0 in all of a response that has no reward.
     Rows of a prompt are contiguous, `group_size` each. The mean is over the other responses that have a token at the
     same position, or, if there is none, over all others that have a reward. A row's own return is not in its baseline,
-    so that the gradient stays unbiased.
+    so that the gradient stays unbiased. Where no other response of the prompt has a reward, the result is 0.
     """
 
     def mean_of_others(values: Tensor, weights: Tensor) -> Tensor:
@@ -113,6 +113,7 @@ def leave_one_out(returns: Tensor, mask: Tensor, group_size: int) -> Tensor:
     any_other_alive = alive.sum(1, keepdim=True) > alive
     has_reward = alive.amax(2, keepdim=True)
     baseline = torch.where(any_other_alive, mean_of_others(grouped, alive), mean_of_others(grouped, has_reward))
+    alive = alive * (has_reward.sum(1, keepdim=True) > 1)
     return ((grouped - baseline) * alive).view(mask.shape)
 
 
