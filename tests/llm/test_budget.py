@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
-from repolicy.llm import PriorBudget, rloo_settings
+from repolicy.llm import PriorBudget, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega, prior_mean_log_prob, spread_prompts
 from repolicy.llm.mixing import ModelView
 from repolicy.llm.rloo import response_log_probs
@@ -237,6 +237,29 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
     assert devices == ["meta"]
     assert budget.omega == pytest.approx(0.2 + 0.5 * 0.2 * 1 / 2)
+
+
+def test_a_prior_goes_from_the_cpu_to_the_trainers_device(
+    prior: Path, rloo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device `meta` stands for a GPU."""
+    devices: list[str] = []
+
+    def seen(view: Any, *_: Any) -> Any:
+        devices.append(getattr(view, "model", view).device.type)
+        return -1.0
+
+    monkeypatch.setattr("repolicy.llm.budget.prior_mean_log_prob", seen)
+    monkeypatch.setattr("repolicy.llm.rloo.response_log_probs", seen)
+    trainer, budget = rloo()
+    device = {"device": torch.device("meta")}
+    budget.on_train_begin(
+        SimpleNamespace(**vars(trainer.args) | device), trainer.state, None, trainer.get_train_dataloader()
+    )
+    log_prior = prior_reward(load(prior), AutoTokenizer.from_pretrained(prior))
+    log_extra = MethodType(print, SimpleNamespace(accelerator=SimpleNamespace(**device)))
+    log_prior(prompts=["."], completion_ids=[[1, 0]], log_extra=log_extra)
+    assert devices == ["meta", "meta"]
 
 
 def test_the_prior_answers_prompts_as_the_trainer_writes_them(

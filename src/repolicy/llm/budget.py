@@ -115,6 +115,8 @@ class PriorBudget(Memory):
         if weights is not None and weights[-1] != 1:
             raise UsageError(f"reward_weights ends in {weights[-1]:g}, and a budget weights itself by omega: {remedy}")
         self.group_size = args.num_generations
+        if self.prior.device.type == "cpu":
+            self.prior.to(args.device)
         if "own" not in self.values:
             dataset, tokens = train_dataloader.dataset, args.max_completion_length
             self.values["own"] = prior_mean_log_prob(

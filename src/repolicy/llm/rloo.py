@@ -39,11 +39,16 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
 
 
 def prior_reward(prior: Any, tokenizer: Any) -> Callable[..., list[float]]:
-    """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens."""
+    """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens.
+
+    A prior on the CPU is moved to the trainer's device.
+    """
 
     def log_prior(prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **_: Any) -> list[float]:
         trainer = getattr(log_extra, "__self__", None)  # TRL passes a method of the trainer to reward functions
         template = getattr(trainer, "chat_template_kwargs", None)  # TRL encodes the prompts with them
+        if trainer is not None and prior.device.type == "cpu":
+            prior.to(trainer.accelerator.device)
         ids = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
         return response_log_probs(prior, list(zip(ids, map(list, completion_ids), strict=True)))
 
