@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
     def never(*_: object) -> None:
         raise AssertionError("it began")
 
-    monkeypatch.setattr("repolicy.many.positions.evaluate_positions", never)
+    monkeypatch.setattr("repolicy.report.dial_page.evaluate_positions", never)
     monkeypatch.setattr("repolicy.report.movie.render_films", never)
     (tmp_path / "taken").write_text("")
     for words in (

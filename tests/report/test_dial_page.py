@@ -10,6 +10,7 @@ from several import FAST, QUIET
 from typed_commands import answered, refused
 
 from repolicy.cli import main as cli
+from repolicy.files import read_json, write_json
 from repolicy.many import positions
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
@@ -18,6 +19,10 @@ from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
+from repolicy.report.run_page import write_report
+from repolicy.runs.request import Request
+from repolicy.runs.result import Result
+from repolicy.runs.settings import Settings
 
 
 def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
@@ -63,6 +68,19 @@ def test_the_page_has_every_position(
     assert html.count('data-shown="10"') == 4  # verdict, film, table, command
     assert f"--at {places[7]:g}" in html
     assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_report_of_a_run_with_a_dial_is_that_of_the_dial(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
+    objective = residual(Range(0.01, 1.0), 0.1, 0.0)
+    request = Request("InvertedPendulum-v4", objective, Settings(), addons=(QUIET,))
+    write_json(file.parent / "run.json", {"request": request.as_dict()})
+    page = write_report(Result(file.parent, 1, True, {}), episodes=1)
+    assert page == file.parent / "policy-dial" / "report.html"
+    assert len(read_json(page.parent / "dial.json")["positions"]) == 11
+    assert answered(capsys, "report", str(file.parent), "--trust") == {"report": str(page)}
 
 
 # Several dials --------------------------------------------------------------------------------------------------------

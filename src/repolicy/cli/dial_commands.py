@@ -69,36 +69,14 @@ class Dial(Command):
         return {"file": str(out), "at": shortest(position), "how": policy.method, "of": str(policy.path)}
 
     def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
-        from repolicy.addons import addons_from_card, check_env, env_from_card
-        from repolicy.evaluation import backend_from_card
-        from repolicy.files import check_writable
-        from repolicy.many.positions import as_dict, evaluate_positions
-        from repolicy.priors import output_folder
-        from repolicy.report.dial_page import write_dial_report
+        from repolicy.many.positions import as_dict
+        from repolicy.report.dial_page import EPISODES, write_dial_report
 
-        path, saved = policy.path, policy.saved
-        env = self.env or env_from_card(saved.card, path, self.trust)
-        addons = self.addon or addons_from_card(saved.card, path, self.trust)
-        if not addons:
-            raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
-        check_env(addons, env)
-        out = self.out or output_folder(path) / f"{path.stem}-dial"
-        check_writable(out / "report.html")  # before the evaluation, which would be lost
-        if (out / "report.html").exists() and not (out / "dial.json").exists():
-            raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
-        terminal = Terminal()
+        terminal, episodes = Terminal(), EPISODES if self.episodes is None else self.episodes
         with terminal.status("evaluating") as status:
-            swept = evaluate_positions(
-                policy, env, addons, out, 10 if self.episodes is None else self.episodes, backend_from_card(saved.card),
-                lambda done: status.update(f"{env}: {done} of {len(policy.positions)} positions"),
-            )  # fmt: skip
-            status.update("films")
-            report = write_dial_report(policy, swept, addons, terminal.say)
-        title = " and ".join(map(str, policy.dials))
-        title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
-        if swept.is_curve:
-            terminal.say(swept.verdict)
-        terminal.numbers(f"{env}: {title}; {swept.basis}", *swept.table())
+            swept, report = write_dial_report(
+                policy, self.env, self.addon, self.out, episodes, self.trust, terminal.say, status.update
+            )
         terminal.say(f"report: {report}")
         return as_dict(policy, swept) | {"report": str(report)}
 

@@ -257,15 +257,12 @@ def _how_it_ended(result: "Result") -> str:
 
 def _write_report(result: "Result") -> dict[str, Any]:
     """Write the report of a finished run, and return its path; an error in the report does not fail the run."""
-    from repolicy.cli.dial_commands import Dial
     from repolicy.report.run_page import write_report
 
     if not result.finished or not is_main_process():
         return {}
     terminal = Terminal()
     try:
-        if "dial_kl" in result.last:
-            return Dial(str(result.folder), trust=True).run()
         path = write_report(result, say=terminal.say)
     except RepolicyError as error:
         terminal.say(f"no report: {error}")

@@ -5,18 +5,63 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.files import write_json
-from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, exact_text, meaning
+from repolicy.addons import addons_from_card, check_env, env_from_card
+from repolicy.errors import UsageError
+from repolicy.evaluation import backend_from_card
+from repolicy.files import check_writable, write_json
+from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, evaluate_positions, exact_text, meaning
 from repolicy.many.tradeoff import SweepResult
+from repolicy.priors import output_folder
 from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
 from repolicy.report.pieces import films_for_page
+from repolicy.runs import format_table
 from repolicy.text import Say, capitalize
 
+EPISODES = 10  # of each position, with either kind of action
 METHOD_WORDS = {
     "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
     "weights": "the networks' numbers, taken between their values before and after",
 }
+
+
+def write_dial_report(
+    dialed: DialedPolicy,
+    env: str | None = None,
+    addons: Sequence[str] = (),
+    out: Path | None = None,
+    episodes: int = EPISODES,
+    trust: bool = False,
+    say: Say = lambda _: None,
+    show: Say = lambda _: None,
+) -> tuple[SweepResult, Path]:
+    """Evaluate and film all positions, write their page, and return the evaluations and the page's path.
+
+    What is not named comes from the policy's file, which `trust` allows to name code. `out` is the page's folder, by
+    default beside the policy. `show` is given what is being done. Raises before the work if the page cannot be written.
+    """
+    path, saved = dialed.path, dialed.saved
+    env = env or env_from_card(saved.card, path, trust)
+    addons = addons or addons_from_card(saved.card, path, trust)
+    if not addons:
+        raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
+    check_env(addons, env)
+    out = out or output_folder(path) / f"{path.stem}-dial"
+    check_writable(out / "report.html")
+    if (out / "report.html").exists() and not (out / "dial.json").exists():
+        raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
+    swept = evaluate_positions(
+        dialed, env, addons, out, episodes, backend_from_card(saved.card),
+        lambda done: show(f"{env}: {done} of {len(dialed.positions)} positions"),
+    )  # fmt: skip
+    show("films")
+    written = _write_page(dialed, swept, addons, say)
+    title = " and ".join(map(str, dialed.dials))
+    title = title or f"from the prior (0) to the customized policy (1), {dialed.method}"
+    if swept.is_curve:
+        say(swept.verdict)
+    say(f"{env}: {title}; {swept.basis}\n{format_table(*swept.table())}")
+    return swept, written
 
 
 def _film_positions(dialed: DialedPolicy, env: str, say: Say) -> tuple[list[bytes], str]:
@@ -54,7 +99,7 @@ def _sliders(dialed: DialedPolicy, swept: SweepResult) -> list[str]:
     return sliders
 
 
-def write_dial_report(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str], say: Say) -> Path:
+def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str], say: Say) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the folder of the evaluated positions.
 
     `addons` have the ranges of weights that `swept` is without.

@@ -13,10 +13,11 @@ from repolicy.envs import Backend, parse_env_name, probe_env
 from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import file_sum
-from repolicy.policies import SavedPolicy, read_card, with_torch_defaults
+from repolicy.many.positions import DialedPolicy
+from repolicy.policies import ConditionedPolicy, SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, find_policy, read_policy, restore_decoder, shipped_names
-from repolicy.report import page
+from repolicy.report import dial_page, page
 from repolicy.report.learning_curves import learning_section
 from repolicy.report.pieces import (
     by_action,
@@ -37,13 +38,15 @@ EPISODES = 50
 
 @with_torch_defaults()
 def write_report(
-    out: str | Path | Result, episodes: int = EPISODES, say: Say = lambda _: None, trust: bool = False
+    out: str | Path | Result, episodes: int | None = None, say: Say = lambda _: None, trust: bool = False
 ) -> Path:
     """Evaluate a run's policy, and its prior if it has one, film both, write `report.html`, and return its path.
 
+    Of a run with a dial it is the page of `repolicy dial`, with all positions.
+
     Args:
         out: the run's folder, or its result, which is trusted.
-        episodes: number of episodes in each evaluation.
+        episodes: number of episodes in each evaluation; by default 50, and 10 at each position of a dial.
         say: a function that prints each progress sentence.
         trust: whether to run code that the folder names, such as an environment in a file.
     """
@@ -55,6 +58,10 @@ def write_report(
     check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)
     restore_decoder(find_policy(folder.path), parse_env_name(request.env).decoder)
     saved = read_policy(folder.policy)
+    if isinstance(saved.policy, ConditionedPolicy):
+        count, dialed = dial_page.EPISODES if episodes is None else episodes, DialedPolicy(folder.policy, saved)
+        return dial_page.write_dial_report(dialed, episodes=count, trust=True, say=say)[1]
+    episodes = EPISODES if episodes is None else episodes
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     backend = evaluation_backend(request)
