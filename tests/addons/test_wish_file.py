@@ -105,6 +105,10 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
         RepolicyError, match="3 observed numbers and 2 of an action in HalfCheetah-v4, and here are 2 and 2"
     ):
         combine_addons([str(path)]).reward(Transitions(BEFORE[:, :2], DONE, AFTER[:, :2], {}))
+    wish(env="goalenv.py:Goal").write(path)
+    check_env([str(path)], f"{tmp_path / 'goalenv.py'}:Goal?speed=2")  # the same code, named in another way
+    with pytest.raises(UsageError, match="was learnt in goalenv.py:Goal, not in ./goalenv.py:Goals"):
+        check_env([str(path)], "./goalenv.py:Goals")
 
 
 @pytest.mark.parametrize(

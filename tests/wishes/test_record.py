@@ -24,6 +24,8 @@ def made(person: list[int], episode: list[int] | None = None) -> Record:
 def test_the_rule_labels_steps() -> None:
     taken = made([0, 0, 0, 0, 1, 1, 1, 0, 0])
     assert Labels(before=2, settle=1, passed=0.5).weights(taken).tolist() == [0.5, 0.5, 0, 0, 0, 1, 1, 0.5, 0.5]
+    begun = made([1, 1, 1, 1, 0, 0, 0, 1, 1, 1], [0] * 8 + [1] * 2)  # two take-overs begin with their episode
+    assert Labels(before=1, settle=2).weights(begun).tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
     two = made([0, 0, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1])
     assert Labels(before=5, passed=1.0).weights(two).tolist() == [1, 1, 0, 1, 0, 1]  # not into another episode
     assert Labels(before=0, passed=0.0).weights(two).tolist() == [0, 0, 0, 1, 0, 1]

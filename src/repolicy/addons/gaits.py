@@ -2,7 +2,8 @@
 
 A function takes quantities of N robots in one step, `[N, ...]`, and returns their rewards `[N]`. A class remembers
 earlier steps: its instance is called once a step, and `began` `[N]` is true where an episode begins with this step, so
-that earlier episodes do not count. In the first step of an episode, remembered values equal the present ones.
+that earlier episodes do not count. In the first step of an episode, remembered values equal the present ones; the
+seconds of `AirTime` and the means of `Symmetry` begin at 0.
 
     repolicy customize halfcheetah --addon action_rate=0.1 --addon jerk=0.05
 

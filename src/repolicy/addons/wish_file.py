@@ -213,5 +213,8 @@ def is_wish_file(request: str) -> bool:
 def check_same_env(request: str, env: str) -> None:
     """Raise if the wish was learnt in another environment."""
     wish = open_wish(request)
-    if strip_version(wish.env) != strip_version(env):
+    names = [strip_version(wish.env), strip_version(env)]
+    if all(":" in name for name in names):  # code: its file may have moved, or be named from another folder
+        names = [Path(name).name for name in names]
+    if names[0] != names[1]:
         raise UsageError(f"the wish {request} was learnt in {printable(wish.env, 100)}, not in {env}")

@@ -222,7 +222,8 @@ class Labels:
         """Return the weight of each step `[N]`."""
         weights = np.where(record.person, 1.0, self.passed)
         same = record.episode[1:] == record.episode[:-1]
-        for start in np.flatnonzero(same & record.person[1:] & ~record.person[:-1]) + 1:
+        goes_on = np.append(False, same & record.person[:-1])  # the person acted in the step before, too
+        for start in np.flatnonzero(record.person & ~goes_on):
             led_to_it, settling = slice(max(start - self.before, 0), start), slice(start, start + self.settle)
             for steps, are_the_persons in ((led_to_it, False), (settling, True)):
                 is_in_episode = record.episode[steps] == record.episode[start]
