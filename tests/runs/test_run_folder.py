@@ -1,5 +1,6 @@
 """A run's folder: its newest whole checkpoint, one request, one run at a time; and what its display says."""
 
+import errno
 import os
 import re
 import sys
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.files import write_json
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
 from repolicy.policies.storage import FORMAT
-from repolicy.runs.callbacks import LINE_METRICS, PANEL_ROWS, Display, Wandb, recipe
+from repolicy.runs.callbacks import LINE_METRICS, PANEL_ROWS, Display, TensorBoard, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -285,3 +287,30 @@ def test_the_parts_of_a_reward_that_are_shown_add_up_to_its_sum() -> None:
     logged, shown = folder.read_metrics(), {name for name, *_ in PANEL_ROWS["a step"]}
     parts = [name for name in logged if name.startswith("reward_") and name in shown - {"reward_total"}]
     assert sum(logged[name][-1] for name in parts) == pytest.approx(logged["reward_total"][-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_tensorboard_draws_each_iteration_once_after_a_resume(start: int, tmp_path: Path) -> None:
+    """Also where a run was stopped before its first checkpoint, and begins anew."""
+    request = Request("Hopper-v4", soft(0.1), Settings(envs=1, n_steps=10, minibatch=10, ranks=1))
+    for first, last, value in ((0, 3, 1.0), (start, 4, 2.0)):
+        drawing = TensorBoard(RunFolder(tmp_path))
+        drawing.begin(request, first, 5)
+        for iteration in range(first, last):
+            drawing.write({"steps": 10.0 * (iteration + 1), "std": value})
+        drawing.close()
+    found = EventAccumulator(str(tmp_path)).Reload().Scalars("run/std")
+    assert [event.step for event in found] == [10, 20, 30, 40]
+    assert [event.value for event in found] == [1.0] * start + [2.0] * (4 - start)
+
+
+def test_a_disk_without_locks_is_not_taken_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with (
+        pytest.raises(FileError, match="run cannot be locked: No locks available; choose an --out on another disk"),
+        RunFolder(tmp_path / "run").locked(),
+    ):
+        pytest.fail("it began")

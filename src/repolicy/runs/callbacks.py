@@ -206,7 +206,7 @@ class TensorBoard:
             print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
             return
         first = start * request.settings.iteration_steps + 1
-        self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
+        self._writer = SummaryWriter(str(self._path), purge_step=first)  # what was drawn after the last checkpoint
 
     def write(self, metrics: dict[str, float]) -> None:
         if self._writer is not None:

@@ -165,9 +165,12 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
-            except OSError:
+            except (BlockingIOError, FileNotFoundError):
                 problem = f"another run is at work in {self.path}"
                 raise FileError(f"{problem}; wait for it, or choose another --out") from None
+            except OSError as error:
+                problem = f"{self.path} cannot be locked: {error.strerror}"
+                raise FileError(f"{problem}; choose an --out on another disk") from None
             try:
                 yield
             finally:
