@@ -99,6 +99,8 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert "Mean ± std over 3 episodes" in text
     assert '<video src="policy.mp4"' in text
     assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
+    assert "repolicy customize PRIOR --env " in text.partition("## Make it again")[2]
+    assert "--out runs/near-again" in text
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     monkeypatch.chdir("runs/near")
     push(".", "hf://somebody/near", episodes=1, trust=True)

@@ -130,7 +130,7 @@ def _repeat_command(path: Path, saved: SavedPolicy, out: str) -> str:
         return _code_safe(str(card.get("command", "")))
     request = folder.request() if path.name in (folder.policy.name, folder.replaced.name) else None
     if request is not None:
-        return repeat_command(folder, request).replace(str(folder.path), out)
+        return repeat_command(folder, request, "PRIOR", "INIT", out)
     if "prior" not in stored or "sparse" not in stored:
         return _code_safe(str(card.get("command", "")))
     request = Request.from_dict(stored)

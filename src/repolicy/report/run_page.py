@@ -191,8 +191,11 @@ def _last_logged(folder: RunFolder, name: str, default: float = math.nan) -> flo
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def repeat_command(folder: RunFolder, request: Request) -> str:
+def repeat_command(folder: RunFolder, request: Request, prior: str = "", init: str = "", out: str | Path = "") -> str:
     """Return the command that repeats the run bit by bit; empty where no command can.
+
+    `prior`, `init` and `out` stand for the folder's own files and its path, which other readers have not. A prior that
+    ships has its name.
 
     There is none for options that exist only in Python, or for a folder that was copied without its prior. There is
     none for a prior that could not be copied: the folder holds its clone, but the run was scored by the prior itself.
@@ -200,13 +203,14 @@ def repeat_command(folder: RunFolder, request: Request) -> str:
     is_customized = bool(request.prior)
     if is_customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = command_words(request, _prior_argument(folder, request) if is_customized else "", folder.init)
+    prior_argument = _shipped_name(request.prior) or prior or folder.prior
+    arguments = command_words(request, prior_argument if is_customized else "", init or folder.init)
     usual = implied_settings(folder.prior, request.settings.steps) if is_customized else train_defaults(request.env)
-    parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{folder.path}-again"]
+    parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{out or folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 
 
-def _prior_argument(folder: RunFolder, request: Request) -> Path | str:
-    """Return the name of the prior if it is one that ships, else the path of its copy in the folder."""
-    names = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == request.prior)
-    return next(names, folder.prior)
+def _shipped_name(checksum: str) -> str:
+    """Return the name of the shipped policy with this checksum, or nothing."""
+    names = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == checksum)
+    return next(names, "")
