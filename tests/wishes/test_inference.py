@@ -105,7 +105,7 @@ def test_what_follows_a_take_over_tells_what_it_was_worth() -> None:
         trajectories.actions.numpy(),
     )
     s, a, episode = states.ravel(), actions.ravel(), np.repeat(np.arange(len(states)), states.shape[1])
-    columns = {"episode": episode, "time": 0.0 * s, "observation": s, "action": a, "proposed": a}
+    columns = {"episode": episode, "observation": s, "action": a}
     beside = Record.of(columns | {"next": FEATURES[s, a], "person": person.numpy()[s]}, "X-v0")
     sums, _, firsts, _ = windows(beside, Features.of("next"), 4, Labels().weights(beside))
     begun = beside.person[firsts]

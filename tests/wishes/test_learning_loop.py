@@ -166,7 +166,7 @@ def test_how_far_a_policy_follows_its_wish() -> None:
 
     def of(mean: float) -> Record:
         zeros = np.zeros(20_000)
-        columns = dict.fromkeys(("episode", "time", "observation", "action", "proposed", "person"), zeros)
+        columns = dict.fromkeys(("episode", "observation", "action", "person"), zeros)
         return Record.of(columns | {"next": mean + 2.0 * random.normal(size=20_000)}, "X-v0")
 
     found = response(of(1.0), of(1.0 + 0.25 * 4 * 0.05 / 0.2), np.array([0.05]), Features.of("next"), 0.2, 1)

@@ -17,7 +17,7 @@ from repolicy.wishes.record import Labels, Record, RecordFile, windows
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
     zeros, steps = np.zeros(len(person)), np.arange(len(person))
-    columns = {"time": zeros, "action": zeros, "proposed": zeros, "observation": steps, "next": 2.0**steps}
+    columns = {"action": zeros, "observation": steps, "next": 2.0**steps}
     return Record.of(columns | {"person": person, "episode": zeros if episode is None else episode}, "X-v0")
 
 

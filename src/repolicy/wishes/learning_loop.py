@@ -98,9 +98,8 @@ def record_alone(opened: OpenedPolicy, env: EnvLike, seed: int = 0, steps: int =
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
     before, actions, after = (part.swapaxes(0, 1).reshape(ENVS * length, -1) for part in rollout.transitions[:3])
-    time = rollout.ages.T.ravel().astype(float)
-    nobody = np.zeros(len(time), bool)
-    return Record(env, fingerprint(opened.path), episode, time, before, actions, actions, after, nobody)
+    nobody = np.zeros(len(episode), bool)
+    return Record(env, fingerprint(opened.path), episode, before, actions, after, nobody)
 
 
 def infer(

@@ -20,7 +20,8 @@ LINE = {
     "episode": int, "time": float, "observation": [float], "action": [float], "proposed": [float], "next": [float],
     "person": bool,
 }  # fmt: skip
-ROWS = ("observation", "action", "proposed", "next")  # the fields of a step that are rows of numbers
+ROWS = ("observation", "action", "next")  # the fields of a record that are rows of numbers
+COLUMNS = ("episode", *ROWS, "person")
 
 
 class Step(NamedTuple):
@@ -37,25 +38,23 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """N steps of complete or truncated episodes, as arrays `[N, ...]` with the names of `Step`."""
+    """N steps of complete or truncated episodes, as arrays `[N, ...]` with the names of `Step`'s fields."""
 
     env: str
     policy: str  # fingerprint of the policy that proposed the actions
     episode: np.ndarray
-    time: np.ndarray
     observation: np.ndarray
     action: np.ndarray
-    proposed: np.ndarray
     next: np.ndarray
     person: np.ndarray
 
     @classmethod
     def of(cls, columns: dict[str, Any], env: str, policy: str = "") -> Self:
-        """Return a record from any source, given the values of all steps for each field of `Step`."""
+        """Return a record from any source, given the values of all steps for each of `COLUMNS`."""
         steps = len(columns["episode"])
         if not steps:
             raise UsageError("the record has no steps: record an episode first")
-        kinds: dict[str, Any] = {"episode": np.int64, "time": np.float64, "person": np.bool_}
+        kinds: dict[str, Any] = {"episode": np.int64, "person": np.bool_}
         try:
             arrays: dict[str, Any] = {name: np.array(columns[name], kinds[name]).reshape(steps) for name in kinds}
             for name in ROWS:  # a scalar becomes a row of one number
@@ -71,8 +70,7 @@ class Record:
         """Read the file of a take-over, NumPy's .npz or LeRobot's .parquet. For the latter two `env` must be named."""
         path = Path(path)
         if path.suffix == ".npz":
-            needed = ("observation", "action", "next", "person", "episode")
-            return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
+            return cls._from_arrays(read_npz(path, COLUMNS), path, env)
         if path.suffix == ".parquet":
             return cls._read_lerobot(path, env)
         header, *lines = _read_lines(path)
@@ -84,7 +82,7 @@ class Record:
         for number, line in enumerate(lines, 2):
             check_shape(line, {"dropped": int} if "dropped" in line else LINE, f"{path}, line {number}")
         steps = _kept_steps(lines)
-        columns = {name: [step[name] for step in steps] for name in Step._fields}
+        columns = {name: [step[name] for step in steps] for name in COLUMNS}
         return cls.of(columns, header["env"], header["policy"])
 
     @classmethod
@@ -94,7 +92,7 @@ class Record:
             import pyarrow.parquet as parquet
         except ImportError:
             raise UsageError(f"{path} is parquet, which needs pyarrow: pip install pyarrow") from None
-        ours = {"observation.state": "observation", "action": "action", "episode_index": "episode", "timestamp": "time"}
+        ours = {"observation.state": "observation", "action": "action", "episode_index": "episode"}
         try:
             table = parquet.read_table(path)
             flags = [name for name in table.column_names if re.search(r"(^|\.)(is_)?intervention$", name)]
@@ -111,10 +109,9 @@ class Record:
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:
-        arrays = {"proposed": arrays["action"], "time": np.arange(np.size(arrays["person"]))} | arrays
         if not env:
             raise UsageError(f"{path} does not say which environment it is of: name it with --env")
-        lengths = {np.shape(arrays[name])[:1] for name in Step._fields}
+        lengths = {np.shape(arrays[name])[:1] for name in COLUMNS}
         if len(lengths) > 1 or () in lengths:
             raise FileError(f"{path} has arrays of several lengths")
         return cls.of(arrays, env)
@@ -184,7 +181,7 @@ class RecordFile:
         """Write a step."""
         self._episode_steps = self._episode_steps + 1 if step.episode == self.episode else 1
         self.episode, self.steps = step.episode, self.steps + 1
-        numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in ROWS}
+        numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in (*ROWS, "proposed")}
         self._write({"episode": step.episode, "time": float(step.time), **numbers, "person": bool(step.person)})
 
     def drop(self, episode: int) -> None:
