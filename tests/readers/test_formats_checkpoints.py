@@ -107,6 +107,22 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     assert "--layout" not in str(caught.value)  # a layout names an activation, and the one of the file is not known
 
 
+def test_of_a_runs_settings_the_actors_own_count(tmp_path: Path) -> None:
+    model = {"actor_state_dict": named("mlp", mlp((5, 8, 2), nn.ReLU)) | {"distribution.std_param": torch.ones(2)}}
+    path = saved(tmp_path / "model_0.pt", model)
+    critic = "critic:\n  activation: elu\n  distribution_cfg:\n    std_range: [0.1, 0.2]\n"
+    actor = "actor:\n  activation: relu\n  distribution_cfg:\n    std_range: [0.3, 0.6]\n"
+    groups = "obs_groups:\n  actor:\n    - seen\n"  # another section of this name
+    for text in (groups + critic + actor, groups + actor + critic):
+        settings(tmp_path, text)
+        described = describe(path)
+        assert described.actor.activation == "relu"
+        assert (described.std.low, described.std.high) == (0.3, 0.6)
+    settings(tmp_path, "actor:\n  activation: relu\n  distribution_cfg: {std_range: [0.3, 0.6]}\n  others: {}\n")
+    with pytest.raises(UsageError, match="agent.yaml has the settings of distribution_cfg in braces"):
+        describe(path)
+
+
 ONES = torch.ones
 
 

@@ -158,25 +158,36 @@ def find_statistics(policy: Path) -> Path | None:
 BLOCK_LIST = re.compile(r":(?: [!&]\S+)*[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # a YAML list of one-word entries
 SETTING = re.compile(r"^[ \t]+(?:-[ \t]+)?(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
+IN_BRACES = re.compile(r"^[ \t]*(?:-[ \t]+)?(\w+):[ \t]+\{(?![ \t]*\})", re.M)
+POLICY_SECTIONS = ("actor", "policy", "student")
+
 
 def agent_settings(path: Path) -> dict[str, str]:
     """Return the settings in `params/agent.yaml` of the policy's run, or nothing without such a file.
 
-    Of settings with the same name the first counts. The key "class_names" has the names of all classes.
+    Of settings with the same name the policy's own counts, or else the first. The key "class_names" has the names of
+    its classes, or of all.
     """
-    pairs = setting_pairs(path)
+    everything = setting_pairs(path)
+    pairs = [pair for section in POLICY_SECTIONS for pair in setting_pairs(path, section)] or everything
     class_names = " ".join(value for name, value in pairs if name in ("class_name", "class"))
-    settings = {name: value for name, value in reversed(pairs) if value not in ("null", "None")}
+    settings = {name: value for name, value in reversed(pairs + everything) if value not in ("null", "None")}
     return settings | {"class_names": class_names} if pairs else {}
 
 
 def setting_pairs(path: Path, section: str = "") -> list[tuple[str, str]]:
-    """Return name and text of each setting in `params/agent.yaml`, or in a section of it; a list is `[a, b]`."""
+    """Return name and text of each setting in `params/agent.yaml`, or in the sections of this name; a list is `[a, b]`.
+
+    Raise a UsageError where settings stand in braces.
+    """
     texts = (_text_in(folder / "params" / "agent.yaml") for folder in Path(os.path.abspath(path)).parents[:2])
     text = next(filter(None, texts), "")
+    if braces := IN_BRACES.search(text):
+        remedy = "write each on a line of its own, indented below it"
+        raise UsageError(f"params/agent.yaml has the settings of {braces[1]} in braces, which are not read: {remedy}")
     if section:
-        found = re.search(rf"^([ \t]*){section}:[ \t]*\n((?:\1[ \t]+\S.*\n?)*)", text, re.M)
-        text = found[2] if found else ""
+        found = re.findall(rf"^([ \t]*){section}:[ \t]*\n((?:\1[ \t]+\S.*\n?)*)", text, re.M)
+        text = "".join(f"{settings}\n" for _, settings in found)
     return [(name, value.strip("'\"")) for name, value in SETTING.findall(BLOCK_LIST.sub(_inline_list, text))]
 
 
