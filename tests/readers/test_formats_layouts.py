@@ -42,7 +42,9 @@ VALUES = named("network", mlp((5, 8, 6), nn.ReLU))
 )
 def test_what_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, own: Any, tmp_path: Path) -> None:
     options = Options(temperature=1.0 if made is VALUES else None)
-    assert describe(saved(tmp_path / "theirs.pth", made), options).library == "CleanRL"
+    described = describe(saved(tmp_path / "theirs.pth", made), options)
+    assert described.library == "CleanRL"
+    assert f"CleanRL's default, {described.actor.activation}, is assumed" in described.notes[0]  # a fork may differ
     with pytest.raises(FileError, match="no policy of a known layout.*export it to ONNX or TorchScript"):
         describe(saved(tmp_path / "mine.pth", made | own), options)
 

@@ -57,7 +57,6 @@ class Layout:
     companions: tuple[str, ...] = ()  # modules of which the file must have one
     modules: tuple[str, ...] = ()  # all modules of such a policy; with any other module, it is another policy
     roots: tuple[str, ...] = ()  # names that may come before those of the layout
-    is_activation_fixed: bool = False  # whether all such policies have this activation
     is_q_network: bool = False  # the outputs are Q-values
     link: str = "exp"  # from the raw log_std to the std
     shift: float = 0.0  # added to the raw stds of `halves`
@@ -68,16 +67,16 @@ class Layout:
 
 
 CLEANRL_PPO = Layout(
-    "actor_mean", "actor_logstd", activation="tanh", library="CleanRL", kind="PPO", is_activation_fixed=True,
+    "actor_mean", "actor_logstd", activation="tanh", library="CleanRL", kind="PPO",
     modules=("actor_mean", "actor_logstd", "critic"), notes=(UNCLIPPED_NOTE,), no_statistics_note=NO_STATISTICS_NOTE,
     roots=("model_weights", "agent", "model", "model_state_dict", "state_dict", "0", "_orig_mod", "module"),
 )  # fmt: skip
 CLEANRL_DQN = Layout(
-    "network", activation="relu", library="CleanRL", kind="DQN", is_activation_fixed=True, discrete=True,
+    "network", activation="relu", library="CleanRL", kind="DQN", discrete=True,
     is_q_network=True, modules=("network",), roots=CLEANRL_PPO.roots,
 )  # fmt: skip
 CLEANRL_TD3 = Layout(
-    "fc1+fc2+fc_mu", activation="relu", library="CleanRL", kind="TD3 or DDPG", is_activation_fixed=True, squashed=True,
+    "fc1+fc2+fc_mu", activation="relu", library="CleanRL", kind="TD3 or DDPG", squashed=True,
     scale="action", modules=("fc1", "fc2", "fc_mu", "action_scale", "action_bias"), roots=CLEANRL_PPO.roots,
 )  # fmt: skip
 CLEANRL_SAC = replace(

@@ -50,8 +50,7 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
     layout, root = match
     if layout is TIANSHOU_CHOICE and context.options.std is not None:  # choices have no std
         layout = TIANSHOU_TD3
-    recorded = layout.activation if layout.is_activation_fixed else None
-    activation = context.activation(layout.activation, layout.library, recorded)
+    activation = context.activation(layout.activation, layout.library)
     return _describe(tensors, layout, root, activation, context)
 
 
