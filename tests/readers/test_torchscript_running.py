@@ -88,7 +88,18 @@ def test_torchscript_of_another_precision_gets_observations_of_it(kind: torch.dt
         assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
 
 
-@pytest.mark.parametrize("module", [Recurrent(), Recurrent(layers=2), Renewed()])
+class Later(Recurrent):
+    """Its start has the name that it has since rsl_rl 5.5."""
+
+    reset_memory = None
+
+    @torch.jit.export
+    def reset(self) -> None:
+        self.hidden_state[:] = 0.0
+        self.cell_state[:] = 0.0
+
+
+@pytest.mark.parametrize("module", [Recurrent(), Recurrent(layers=2), Renewed(), Later()])
 def test_an_lstm_remembers_each_episode_of_its_own(module: Recurrent, tmp_path: Path) -> None:
     """Against PyTorch's LSTM over each episode as one sequence."""
     stirred(module)
@@ -132,6 +143,30 @@ def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:
         found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
         with torch.no_grad():
             torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
+
+
+def test_a_memory_that_changes_late_is_each_environments_own(tmp_path: Path) -> None:
+    class Late(nn.Module):
+        count: Tensor
+        kept: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, 1))
+            self.register_buffer("kept", torch.zeros(1, 5))
+            self.last = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = torch.where(self.count < 3.0, self.kept, self.kept + x)
+            self.count = self.count + 1.0
+            return self.last(self.kept + x)
+
+    module, steps = stirred(Late()), torch.randn(6, 4, 5)
+    prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
+    found = prior.follow(steps, torch.zeros(6, 4, dtype=torch.bool), None)[0].mode()
+    steps[3:] += steps[3:].cumsum(0)  # what is kept is added from the fourth step on
+    with torch.no_grad():
+        torch.testing.assert_close(found, module.last(steps), atol=1e-5, rtol=1e-5)
 
 
 def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:

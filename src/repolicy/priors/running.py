@@ -32,7 +32,8 @@ INPUT_TYPES: dict[str, Any] = {  # those that are not single precision
 }  # fmt: skip
 RUN_IT = "write a function that runs it and gives the mean actions, and name that as file.py:act"
 BATCH_AXES = {2: 0, 3: 1}  # of a memory [rows, features], or [layers, rows, features] as in an LSTM
-TEST_ROWS = 3  # rows of the batch that tests whether a file keeps rows apart
+TEST_STEPS, TEST_ROWS = 8, 3  # steps and rows of the batch that tests what a file remembers and keeps apart
+RESETS = ("reset_memory", "reset")  # in exports of rsl_rl; the latter since 5.5
 
 
 def check_trusted(file: PolicyFile, trust: bool, problem: str = "") -> None:
@@ -154,8 +155,8 @@ class FileProgram(ABC):
         self._runs_row_by_row = True
 
     @abstractmethod
-    def initial_memory(self, observation: np.ndarray) -> State:
-        """Return one environment's memory at the start of an episode, for an observation `[1, O]` of the right size."""
+    def initial_memory(self, steps: np.ndarray) -> State:
+        """Return one environment's memory at the start of an episode, for some observations `[T, 1, O]`."""
 
     @abstractmethod
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
@@ -166,10 +167,12 @@ class FileProgram(ABC):
 
     def prepare(self, observation_size: int) -> bool:
         """Test whether the file is deterministic, and whether it can run batches. Return whether it has a memory."""
-        steps = torch.randn(2, TEST_ROWS, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
+        generator = torch.Generator().manual_seed(0)
+        steps = torch.randn(TEST_STEPS, TEST_ROWS, observation_size, generator=generator).numpy()
         with runtime_errors_as_usage(self._path, f"observations of {observation_size} numbers"):
-            self._initial = self.initial_memory(steps[0, :1])
-            first, second = (self._run_rows(steps[0, :1], self.begin(1))[0].double() for _ in range(2))
+            self._initial = self.initial_memory(steps[:, :1])
+            runs = (self._rollout(self._run_rows, steps[:, :1])[:TEST_STEPS] for _ in range(2))
+            first, second = (torch.stack(means).double() for means in runs)
         if not torch.allclose(first, second, atol=1e-6, equal_nan=True):
             why = "it draws them at random, or its state is not in its buffers"
             raise UsageError(
@@ -224,7 +227,7 @@ class Graph(FileProgram):
         if isinstance(size, int):
             self.observation_size = size
 
-    def initial_memory(self, observation: np.ndarray) -> State:
+    def initial_memory(self, steps: np.ndarray) -> State:
         return {name: torch.zeros(size) for name, size in self._signature.sizes.items()}
 
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
@@ -258,14 +261,16 @@ class Script(FileProgram):
         super().__init__(file)
         self._module, self._precision = load_torchscript(file)
 
-    def initial_memory(self, observation: np.ndarray) -> State:
+    def initial_memory(self, steps: np.ndarray) -> State:
         self._set_buffers(self._initial)  # if `prepare` ran before
-        if hasattr(self._module, "reset_memory"):  # in exports of rsl_rl
-            self._module.reset_memory()
-        before = self._buffers()
-        self._forward(observation)
-        after = self._buffers()
-        return {name: value for name, value in before.items() if not torch.equal(value, after[name])}
+        for reset in (getattr(self._module, name, None) for name in RESETS):
+            if isinstance(reset, torch.ScriptMethod) and len(reset.schema.arguments) == 1:  # of the module alone
+                reset()
+        before, changed = self._buffers(), set[str]()
+        for observation in steps:
+            self._forward(observation)
+            changed |= {name for name, value in self._buffers().items() if not torch.equal(value, before[name])}
+        return {name: value for name, value in before.items() if name in changed}
 
     def run(self, observations: np.ndarray, memory: State) -> tuple[Any, dict[str, Any]]:
         self._set_buffers({name: _as_buffer(rows) for name, rows in memory.items()})
