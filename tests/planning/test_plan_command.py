@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 
 import gymnasium
 import mujoco
@@ -312,6 +313,12 @@ def test_a_port_that_is_taken_is_one_sentence(session):
         taken.listen()
         with pytest.raises(RepolicyError, match="choose another --port"):
             server(session, taken.getsockname()[1])
+
+
+def test_a_value_that_was_fitted_to_weights_is_refused_by_the_page_that_moves_them(session, tmp_path):
+    valued = replace(session.planner.score, value=lambda observations: observations[:, 0])
+    with pytest.raises(UsageError, match=r"plan with --omega 0.1 --states 0, and without --value"):
+        LiveSession(replace(session.planner, score=valued), tmp_path)
 
 
 @pytest.mark.parametrize(
