@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,6 +283,14 @@ def test_biases_that_would_move_the_prior_are_refused(build: Build, prior: Path,
             build(kind, model=load(tmp_path / "qwen"), peft_config=LoraConfig(target_modules=["q_proj"], bias=bias))
     more = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], trainable_token_indices=[1])
     assert build(kind, model=load(tmp_path / "qwen"), peft_config=more).identity["prior_checksum"]
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+def test_a_packed_prior_has_no_checksum(build: Build, prior: Path, kind: str) -> None:
+    """QLoRA's: the adapter is used with the prior's own weights, whose checksum is another."""
+    model = load(prior)
+    model.is_quantized, model.hf_quantizer = True, SimpleNamespace(is_trainable=True)
+    assert build(kind, model=model, peft_config=ADAPTER).identity["prior_checksum"] is None
 
 
 def test_checksum_is_of_the_weights(prior: Path) -> None:

@@ -183,11 +183,13 @@ class ObjectiveMixin:
         prior_name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
         if "ref" in getattr(prior, "peft_config", {}) and not is_ref_adapter_unused(prior):
             prior_name += " with the adapter that training went on from"
+        # Packed weights are other numbers than those of the model that they stand for.
+        is_whole = not self.is_sharded and not getattr(prior, "is_quantized", False)
         self.identity = {
             "omega": self.objective.omega,
             "alpha": self.objective.alpha,
             "prior": prior_name if reads_prior else None,
-            "prior_checksum": checksum(prior) if reads_prior and not self.is_sharded else None,
+            "prior_checksum": checksum(prior) if reads_prior and is_whole else None,
             "method": type(self).__name__,
         }
         fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
