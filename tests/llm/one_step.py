@@ -5,6 +5,9 @@ A step of each example script, of GRPO on fixed responses, and on labels; `rows`
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
 
+import contextlib
+import io
+import json
 import os
 import signal
 import sys
@@ -92,6 +95,10 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     ]
     by_label = settings(CrossEntropyDPOConfig, "--output_dir", f"{out}/labels")
     labels = CrossEntropyDPOTrainer(model(), model(), by_label, Dataset.from_list(labelled), **common)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        dry = labels.dry_run()
+    rank = os.environ.get("RANK", "0")
+    Path(f"{out}/dry-{rank}.json").write_text(json.dumps({"metrics": dry, "printed": printed.getvalue()}))
     labels.train()
     labels.save_model(f"{out}/labels")
     Path(f"{out}/labels/offset.txt").write_text(str(labels.offset))

@@ -97,6 +97,14 @@ def test_a_dry_run_is_what_the_first_step_logs(build: Callable[..., Any], kind: 
         assert found[name] == pytest.approx(logged[name], rel=1e-5, abs=1e-6), name
 
 
+def test_a_dry_run_tells_the_gradient_without_the_scale_of_fp16(build: Callable[..., Any]) -> None:
+    plain, scaled = build("labels"), build("labels")
+    scaled.accelerator.scaler = torch.amp.GradScaler("cpu")
+    scaled.accelerator.scaler.scale(torch.zeros(1))  # which begins it
+    assert scaled.accelerator.scaler.get_scale() == 65536
+    assert scaled.dry_run() == pytest.approx(plain.dry_run(), rel=1e-5)
+
+
 def test_a_dry_run_under_deepspeed_is_refused(build: Callable[..., Any]) -> None:
     ours = build("dpo")
     ours.is_deepspeed_enabled = True

@@ -201,4 +201,11 @@ def test_two_processes_take_the_same_step(sharding: dict[str, str], prior: Path,
     one, two = (float((tmp_path / name / "labels" / "offset.txt").read_text()) for name in ("one", "two"))
     assert one == pytest.approx(two, abs=1e-5)
     assert abs(one) > 1e-3
+    alone, first, second = (
+        json.loads((tmp_path / f).read_text()) for f in ("one/dry-0.json", "two/dry-0.json", "two/dry-1.json")
+    )
+    assert alone["metrics"] == pytest.approx(first["metrics"], abs=1e-4)
+    assert first["metrics"] == second["metrics"]
+    assert "gradient_norm" in first["printed"]
+    assert not second["printed"]
     assert (tmp_path / "two" / "grpo" / "model.safetensors").exists()

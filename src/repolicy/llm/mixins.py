@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +217,9 @@ class ObjectiveMixin:
         """Run checks that need the loaded model and data. A subclass may override it; the default does nothing."""
 
     def dry_run(self) -> dict[str, float]:
-        """Print and return metrics, loss and gradient norm of the first training step, then restore all state.
+        """Return metrics, loss and gradient norm of the first training step; print them once; then restore all state.
 
-        With a budget, the prior's own responses are sampled first, as in a run.
+        With a budget, the prior's own responses are sampled first, as in a run. Loss and gradient are of all ranks.
         """
         trainer: Any = self
         if trainer.is_deepspeed_enabled:
@@ -232,12 +233,15 @@ class ObjectiveMixin:
             for number, batch in enumerate(batches, 1):
                 trainer.accelerator.sync_gradients = number == len(batches)  # as in a run: whether the step ends here
                 loss += trainer.training_step(trainer.model, batch, items).item()
-            norms = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
+            scale = 1.0 if trainer.accelerator.scaler is None else trainer.accelerator.scaler.get_scale()  # of fp16
+            mean = partial(trainer.accelerator.reduce, reduction="mean")  # over ranks
+            norms = [mean(p.grad.float()).norm() / scale for p in trainer.model.parameters() if p.grad is not None]
+            loss = mean(torch.tensor(loss, device=trainer.accelerator.device)).item()
             logged = trainer._metrics["train"]
             metrics = {name: float(np.mean(logged[name])) for name in logged if logged[name] and name != "step_time"}
             metrics |= {"loss": loss, "gradient_norm": torch.stack(norms).norm().item()}
-        for name, value in metrics.items():
-            print(f"{name:48s} {value:.6g}")
+        if trainer.accelerator.is_main_process:
+            print("\n".join(f"{name:48s} {value:.6g}" for name, value in metrics.items()))
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
