@@ -328,6 +328,14 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         {"start": [0], "end": [2], "one": [1]},
         "it holds Slice",
     ),
+    *(
+        ([node("Gemm", "obs one_output", "a"), *nodes], {"one_output": random(5, 1), "k": random(3)}, "a row follows")
+        for nodes in (
+            [node("Mul", "a k", "out")],
+            [node("Add", "a k", "out")],
+            [node("Tanh", "a", "b"), node("Mul", "b k", "out")],
+        )
+    ),
     ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [

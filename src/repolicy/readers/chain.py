@@ -176,8 +176,8 @@ def _take_linear(steps: list[Step]) -> Linear:
         weight = weight * before.scale
     if _next_name(steps) == "affine":
         after = steps.pop(0)
-        factor = np.broadcast_to(after.scale, len(bias))
-        weight, bias = weight * factor[:, None], bias * factor + after.shift
+        factor, shift = _affine_rows(after, len(bias))
+        weight, bias = weight * factor[:, None], bias * factor + shift
     return Linear(np.array(weight, np.float32, order="C"), np.array(bias, np.float32))
 
 
@@ -221,6 +221,8 @@ def _is_identity(step: Step) -> bool:
 
 def _affine_rows(step: Step, width: int) -> tuple[Array, Array]:
     """Return scale and shift of an affine step, each `[width]`."""
+    if width == 1 and max(step.scale.size, step.shift.size) > 1:  # which makes more numbers of it
+        raise CannotCopyError("a row follows a single number")
     return np.broadcast_to(step.scale, width), np.broadcast_to(step.shift, width)
 
 
