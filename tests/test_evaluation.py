@@ -1,5 +1,6 @@
 """Whole episodes, evenly shared out, each counted once."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,15 @@ def test_each_episode_is_in_the_file() -> None:
         assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name]))
 
 
+def test_a_return_that_is_not_finite_does_not_hide_the_others() -> None:
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 4)
+    unknown = np.full(4, np.nan)
+    assert "basic_reward" not in dataclasses.replace(found, basic=unknown).columns
+    for value in (np.nan, np.inf):
+        with pytest.raises(NumericError, match="the basic reward is not finite in 3 of 4 episodes"):
+            _ = dataclasses.replace(found, basic=np.array([1.0, value, value, value])).columns
+
+
 def test_the_referee_scores_the_same() -> None:
     """CartPole on EnvPool and on Gymnasium: the same task, other starts."""
     pytest.importorskip("envpool")
@@ -222,6 +232,7 @@ def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(
     request = {"env": "Pendulum-v1", "limits": ["action_rate<=0.5"]}
     save_policy(tmp_path / "own.safetensors", policy(3), {"request": request})
     assert [*evaluate(tmp_path / "own.safetensors", episodes=1).limits] == ["action_rate<=0.5"]
+    assert [*evaluate(tmp_path / "own.safetensors", "Pendulum-v1", 1).limits] == ["action_rate<=0.5"]
     assert not evaluate(tmp_path / "own.safetensors", episodes=1, limits=()).limits
     save_policy(tmp_path / "code.safetensors", policy(3), {"request": request | {"limits": ["mine.py:rate<=0.5"]}})
     with pytest.raises(UsageError, match="names code that would be run: mine.py:rate"):

@@ -36,7 +36,7 @@ from repolicy.envs import (
     place_prior,
     resolve_backend,
 )
-from repolicy.errors import UsageError, check_counts
+from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, one_thread, with_torch_defaults
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
@@ -96,8 +96,10 @@ class Evaluation:
 
     @property
     def columns(self) -> dict[str, "Column"]:
-        """All known quantities, in the order of the paper's tables."""
-        basic = self.basic if np.isfinite(self.basic).all() else None  # some environments do not report it
+        """All known quantities, in the order of the paper's tables. Raises where some basic returns are not finite."""
+        basic = None if np.isnan(self.basic).all() else self.basic  # some environments do not report it
+        if basic is not None and (broken := int((~np.isfinite(basic)).sum())):
+            raise NumericError(f"the basic reward is not finite in {broken} of {len(basic)} episodes")
         decoder = parse_env_name(self.env).decoder  # with a decoder, a step is a decision
         sums = {
             "total_reward": ("total reward", None if basic is None or self.addon is None else self.total),
@@ -216,7 +218,7 @@ def evaluate(
         opened = open_policy_in_env(env, agent, Options(), trust)
         agent, prior = cast(Agent, opened.agent), prior or opened.prior
         backend = backend_from_card(opened.card, backend)
-        if (env, addon, limits) == (None, None, None):  # all that the file's run was judged by
+        if limits is None and addon is None:  # all that the file's run was judged by
             limits = limits_from_card(opened.card, opened.path, trust)
         env = env or env_from_card(opened.card, opened.path, trust)
         addon = addons_from_card(opened.card, opened.path, trust) if addon is None else addon
