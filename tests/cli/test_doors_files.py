@@ -19,7 +19,9 @@ from benchmarks import fuzz
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.run import run
 from repolicy.objective import residual, soft
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read, write
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -66,6 +68,17 @@ def test_an_add_on_that_a_file_names_is_left_out(capsys: pytest.CaptureFixture[s
     assert not Path("owned").exists()
     typed(capsys, *small, "--trust")
     assert Path("owned").exists()
+
+
+def test_limits_stay_in_another_environment_where_they_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,))))
+    for limit, fits in (("action_rate<=9", True), ("power<=9", False), ("evil.py:f<=9", False)):
+        save_policy("mine.safetensors", policy, {"request": {"env": "Hopper-v4", "limits": [limit]}})
+        small = ["evaluate", "mine.safetensors", "--env", "Pendulum-v1", "--episodes", "1"]
+        code, _, said = typed(capsys, *small)
+        assert (code, limit in said, "the policy's own limits are left out: " in said) == (0, fits, not fits), said
+    named = answered(capsys, *small)["file"], answered(capsys, *small, "--seed", "3")["file"]
+    assert named[1] == named[0].replace("mean", "seed-3-mean")
 
 
 def test_a_run_is_resumed_with_the_same_names_typed_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,23 +55,28 @@ class Evaluate(RunsPolicy):
         addon, limits = None, tuple[str, ...]()
         try:
             addon = load_addon(self.addon or addons_from_card(opened.card, path, self.trust), env)
-            if not (self.addon or self.env):
-                limits = limits_from_card(opened.card, path, self.trust)
         except UsageError as error:  # such as an add-on in a file that has been moved since the training
             if self.addon:
                 raise
-            left_out = "add-on is" if addon is None else "limits are"
-            terminal.say(f"the policy's own {left_out} left out: {error}")
+            terminal.say(f"the policy's own add-on is left out: {error}")
+        backend = backend_from_card(opened.card, self.backend)
+        try:
+            if not self.addon and (own := limits_from_card(opened.card, path, self.trust)):
+                evaluate(opened.agent, env, 1, limits=own, backend=backend, longest=1)  # whether they fit
+                limits = own
+        except UsageError as error:  # such as an entry of info that another environment has not
+            terminal.say(f"the policy's own limits are left out: {error}")
         with terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,
                 addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,
-                backend=backend_from_card(opened.card, self.backend),
+                backend=backend,
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         terminal.say(f"{path}: {evaluation}")  # before the file, which may turn out not to be writable
         env_prefix = "" if self.env is None else f"{as_file_name(env)}-"
-        ending = f"{env_prefix}{evaluation.action}-{evaluation.backend}.json"
+        seed_prefix = f"seed-{self.seed}-" if self.seed else ""
+        ending = f"{env_prefix}{seed_prefix}{evaluation.action}-{evaluation.backend}.json"
         out = self.out or _episodes_file(path, output_folder(path), ending)
         values = {"policy": str(path), "which": opened.card.get("which", "")} | evaluation.as_dict()
         try:
