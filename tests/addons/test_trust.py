@@ -21,7 +21,7 @@ from repolicy.cli import about
 from repolicy.envs import names
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, load_object
-from repolicy.many.sweep import _point_command
+from repolicy.many import sweep
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.policies.file import save_policy
 from repolicy.report import movie as film
@@ -169,7 +169,9 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
         "sparse": False,
         "prior": [],
     }
-    assert _point_command(0.1, SweepFolder(Path("b")), request)[:2] == PYTHON
+    with mock.patch("repolicy.many.sweep.run_jobs", side_effect=OSError) as started, suppress(OSError):
+        sweep._train([0.1], SweepFolder(Path("b")), request, print, 1, print, print)
+    assert [job.program[:2] for job in started.call_args[0][0]] == [PYTHON]
 
 
 def test_what_the_package_names_is_not_looked_for_in_this_folder(
