@@ -25,7 +25,7 @@ from repolicy.planning.asking import MOST, fit_to_time
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, MujocoModel
-from repolicy.planning.value import AHEAD, discounted_sums, fitted_value, lasting_share, rollouts_in
+from repolicy.planning.value import AHEAD, discounted_sums, fitted_value, may_end, rollouts_in
 from repolicy.policies.policy import Policy, RecurrentActor
 
 ROBOTS = Path(__file__).with_name("changed_robots.py")
@@ -171,11 +171,12 @@ def test_a_decision_is_its_own_whatever_the_other_robots_do():
 def test_where_the_priors_episodes_all_end_by_themselves_an_end_may_be_the_goal():
     terminated, truncated = np.zeros((2, 6, 4), bool)
     terminated[2, 0] = terminated[3, 1] = truncated[4, 2] = True
-    found = lasting_share([SimpleNamespace(terminated=terminated, truncated=truncated)])
-    assert found == pytest.approx(1 - 2 / 4), "the last one goes on"
+    assert not may_end([SimpleNamespace(terminated=terminated, truncated=truncated)]), "the last one goes on"
+    terminated[4, :] = True
+    assert may_end([SimpleNamespace(terminated=terminated, truncated=~terminated & False)])
     draws, x = np.random.default_rng(0).standard_normal((1, 200, 3, 1)), np.array([[1.0]], np.float32)
     made = planner(samples=200, model=LinearModel(edge=0.45))
-    goal = replace(made, score=replace(made.score, lasting=0.0, value=lambda seen: np.full(len(seen), -1e3)))
+    goal = replace(made, score=replace(made.score, may_end=True, value=lambda seen: np.full(len(seen), -1e3)))
     scores = goal.candidates(x, np.zeros((1, 3, 1)), draws).scores[0]
     free = planner(samples=200).candidates(x, np.zeros((1, 3, 1)), draws).scores[0]
     ends = ~np.isclose(made.candidates(x, np.zeros((1, 3, 1)), draws).scores[0], free)

@@ -256,7 +256,7 @@ def test_an_end_is_no_way_out(addon):
     made = planner(Cliff, 0.1, 0.5, -1.0, 100, addon=Addon((AddonTerm("wish", addon),)))
     tree, state, seen = grown(made)
     assert np.exp(tree.log_policy(tree.root(0, state, seen)))[1] < 1e-3
-    tree, state, seen = grown(replace(made, score=replace(made.score, lasting=0.0)))
+    tree, state, seen = grown(replace(made, score=replace(made.score, may_end=True)))
     assert (np.exp(tree.log_policy(tree.root(0, state, seen)))[1] > 0.9) == (addon is costs_where_it_goes_on)
 
 

@@ -33,7 +33,7 @@ from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, Tally
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
-from repolicy.planning.value import fitted_value, lasting_share, rewards_of, rollouts_in
+from repolicy.planning.value import fitted_value, may_end, rewards_of, rollouts_in
 from repolicy.policies import Agent, Policy, SavedPolicy, one_thread, with_torch_defaults
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_rollouts, observation_count
@@ -119,8 +119,7 @@ def plan(
             check_learnable(policy)
         rollouts = rollouts_in(policy, place, search.seed) if states or runs_trials or value else []
         density = density_of_rollouts(rollouts, policy, observation_count(Settings().steps)) if states else None
-        lasting = lasting_share(rollouts) if rollouts else 1.0
-        score = Score(wish, omega, states, search.discount, density, None, lasting)
+        score = Score(wish, omega, states, search.discount, density, None, bool(rollouts) and may_end(rollouts))
         if runs_trials:
             say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
             score, trials_note = best_of_trials(policy, place, model, score, search, rollouts)

@@ -29,12 +29,12 @@ class Score:
     discount: float
     density: Density | None
     value: Value | None
-    lasting: float = 1.0  # share of the prior's episodes that a time limit ends; where none is, an end may be the goal
+    may_end: bool = False  # whether nearly all of the prior's episodes end by themselves, as at a goal
 
     @property
     def end_cost(self) -> float:
-        """What an end costs: as much as the strangest state, times the share of the prior's episodes without one."""
-        return self.lasting * MAX_COST * max(self.omega, self.states)
+        """What an end costs: as much as the strangest state, or nothing where the prior's episodes end so."""
+        return 0.0 if self.may_end else MAX_COST * max(self.omega, self.states)
 
 
 @torch.no_grad()
@@ -80,13 +80,13 @@ def simulated(
     log_ratio = (log_chosen - log_modes).numpy()
     rewards = step_rewards(score, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
     # A plan must not gain by what comes after an end, unless that is where the prior's episodes lead.
-    rewards[has_ended[:-1]] = (_lowest(rewards, samples) - score.end_cost)[has_ended[:-1]] if score.lasting else 0.0
+    rewards[has_ended[:-1]] = 0.0 if score.may_end else (_lowest(rewards, samples) - score.end_cost)[has_ended[:-1]]
     total = (score.discount ** np.arange(steps)) @ rewards
     if score.value is not None:
         # An end must not be worth more than going on: it gets the lowest value.
         values = score.value(visited[-1])
         lowest = np.minimum(0.0, _lowest(values[None], samples)[0])
-        values[has_ended[-1]] = lowest[has_ended[-1]] if score.lasting else 0.0
+        values[has_ended[-1]] = 0.0 if score.may_end else lowest[has_ended[-1]]
         total += score.discount**steps * values
     total[failed] = -np.inf
     return total.reshape(count, samples)

@@ -154,9 +154,9 @@ class Tree:
     def _end_value(self, left: int) -> float:
         """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending.
 
-        Where all of the prior's episodes end by themselves, it is 0: an end may be the goal.
+        Where nearly all of the prior's episodes end by themselves, it is 0: an end may be the goal.
         """
-        worst = self._lowest_reward - self.score.end_cost if self.score.lasting else 0.0
+        worst = 0.0 if self.score.may_end else self._lowest_reward - self.score.end_cost
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Transitions]:

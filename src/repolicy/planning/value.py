@@ -13,6 +13,7 @@ from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies import Adam, Mlp, Policy
+from repolicy.policies.density import ends_are_usual
 from repolicy.prepare.states import prior_rollouts
 from repolicy.runs import Request, Settings
 
@@ -53,14 +54,13 @@ def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
         return [*islice(rollouts, BLOCKS)]
 
 
-def lasting_share(rollouts: Sequence[Rollout]) -> float:
-    """Return the share of the prior's episodes that did not end by themselves: a time limit cut them, or they go on."""
+def may_end(rollouts: Sequence[Rollout]) -> bool:
+    """Return whether nearly all of the prior's episodes end by themselves. One that is under way does not."""
     terminated, truncated = (
         np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated")
     )
     ended = terminated | truncated
-    episodes = ended.sum() + (~ended.any(0)).sum()
-    return 1.0 - float(terminated.sum() / episodes)
+    return ends_are_usual(int(terminated.sum()), int(ended.sum() + (~ended.any(0)).sum()))
 
 
 def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0) -> Value:
