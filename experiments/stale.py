@@ -37,8 +37,8 @@ CHANGES = (
         r"repolicy (customize|sweep)|python -m experiments\.",
     ),
     Change(
-        "63cc7515e1015dc1e5e82f549e68f00bf78c020c",
-        "an end that is no way out of the price on states, beyond what the prior's own ends cost",
+        "13e214af9b0c181c90c92407c4cbcf8661f1c8d2",
+        "an end that is no way out of the price on states",
         ("dial", "few_steps", "found", "heavy", "limits", "paper", "sweeps", "wishes"),
         r"repolicy (customize|sweep)|python -m experiments\.",
         r"hopper|ant|walker2d|go1|berkeley",  # which can fall
@@ -55,6 +55,13 @@ CHANGES = (
         "Residual Q-learning's exploration noise, which was 1.3 % too wide for continuous actions",
         ("rql",),
         r"repolicy rql \w+ .*mountain_car",  # the only task with such noise
+    ),
+    Change(
+        "b92a13807c88c3d77d6127451b00760e845cc0dd",
+        "a planner that keeps its plan, which those since 15f70f17 lost every 20 steps",
+        ("planning",),
+        r"python -m experiments\.planning",
+        r"/(ant|hopper)\b",
     ),
     Change(
         "facbf77e6af6c45b1981b8fad58bda17eda97f8e",
