@@ -195,6 +195,37 @@ def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(root: str, tmp_p
         assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
 
 
+@pytest.mark.parametrize(
+    ("layout", "own", "clip", "epsilon"),
+    [
+        (None, {}, 10.0, 1e-8),
+        (None, {"clip": 1.5, "epsilon": 0.5}, 1.5, 0.5),
+        ("clip=2, epsilon=0.25", {}, 2.0, 0.25),
+        ("clip=2, epsilon=0.25", {"clip": np.inf}, None, 0.25),
+    ],
+)
+def test_an_npz_of_statistics_may_have_its_own_clip_and_epsilon(
+    layout: str | None, own: dict[str, float], clip: float | None, epsilon: float, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "model", Agent(5, 3).state_dict())
+    np.savez(tmp_path / "seen.npz", mean=np.zeros(5), var=np.full(5, 0.04), **own)
+    if layout is not None:
+        layout = f"actor=actor_mean, log_std=actor_logstd, activation=tanh, {layout}"
+    described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz"), layout=layout))
+    assert described.normalizer.clip == clip
+    np.testing.assert_allclose(described.normalizer.scale, (0.04 + epsilon) ** -0.5)
+    ending = f", clipped to {clip:g}" if clip else ""
+    assert f"observations are normalized by seen.npz{ending}" in described.notes
+
+
+@pytest.mark.parametrize("own", [{"clip": 0.0}, {"epsilon": -1.0}, {"clip": np.nan}, {"clip": np.ones(5)}])
+def test_an_npz_of_statistics_with_limits_that_cannot_be_is_refused(own: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", Agent(5, 3).state_dict())
+    np.savez(tmp_path / "seen.npz", mean=np.zeros(5), var=np.ones(5), **own)
+    with pytest.raises(FileError, match="seen.npz is damaged"):
+        describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
+
+
 def test_cleanrls_other_scripts(tmp_path: Path) -> None:
     obs = observations(5)
     actor, critic, network = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh), mlp((5, 8, 8, 3), nn.ReLU)

@@ -1,10 +1,11 @@
 """What readers add to a file: the user's options, statistics of observations, and settings in files beside it."""
 
+import math
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,16 @@ from repolicy.readers.reading import Options
 
 class NoTemperatureError(UsageError):
     """A Q-network needs a temperature, which the user did not give."""
+
+
+class Limits(NamedTuple):
+    """What an .npz of statistics need not say."""
+
+    clip: float = 10.0  # bound of normalized observations
+    epsilon: float = 1e-8  # added to the variance
+
+
+USUAL_LIMITS = Limits()
 
 
 class ReadContext:
@@ -64,28 +75,33 @@ class ReadContext:
         factor = np.float32(1.0 / self.options.temperature)
         return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
 
-    def statistics(self, width: int, from_file: Normalizer | None, keys: tuple[str, ...] = ()) -> Normalizer | None:
+    def statistics(
+        self, width: int, from_file: Normalizer | None, keys: tuple[str, ...] = (), limits: Limits = USUAL_LIMITS
+    ) -> Normalizer | None:
         """Return the normalizer from the policy's file, unless the user names another file or "none"."""
         named = self.options.vecnormalize
         if named == "none":
             self.notes.append("observations are not normalized (vecnormalize is none)")
             return None
         if named:
-            return self.statistics_in(Path(named), width, keys)
+            return self.statistics_in(Path(named), width, keys, limits)
         if from_file is None:
             self.notes.append("observations are not normalized (the file has no statistics)")
         elif len(from_file.shift) != width:
             raise ValueError(f"its statistics are of {len(from_file.shift)} numbers, the policy takes {width}")
         return from_file
 
-    def statistics_in(self, file: Path, width: int, keys: tuple[str, ...] = ()) -> Normalizer | None:
-        """Return the normalizer that a file of statistics holds; `keys` are as in `read_statistics`."""
-        statistics = read_statistics(file, keys)
+    def statistics_in(
+        self, file: Path, width: int, keys: tuple[str, ...] = (), limits: Limits = USUAL_LIMITS
+    ) -> Normalizer | None:
+        """Return the normalizer that a file of statistics holds; `keys` and `limits` are as in `read_statistics`."""
+        statistics = read_statistics(file, keys, limits)
         if statistics is not None and (found := len(statistics.shift)) != width:
             remedy = "name its own file with --vecnormalize, or none"
             raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
         source = "normalized by" if statistics is not None else "not normalized, as it says in"
-        self.notes.append(f"observations are {source} {file.name}")
+        clip = statistics.clip if statistics is not None else None
+        self.notes.append(f"observations are {source} {file.name}" + (f", clipped to {clip:g}" if clip else ""))
         return statistics
 
     def check_no_statistics(self) -> None:
@@ -97,16 +113,23 @@ class ReadContext:
 # Statistics of observations: Stable-Baselines3's VecNormalize, or plain arrays ----------------------------------------
 
 
-def read_statistics(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
+def read_statistics(path: Path, keys: tuple[str, ...] = (), limits: Limits = USUAL_LIMITS) -> Normalizer | None:
     """Read a normalizer from a pickle of VecNormalize (None if it is off), or from an .npz with `mean` and `var`.
 
-    `keys` are the parts of a Dict observation that the policy takes, in order.
+    `keys` are the parts of a Dict observation that the policy takes, in order. Of an .npz without `clip` or
+    `epsilon`, the `limits` hold.
     """
     content = read_bytes(path)
     try:
         if content[:4] == ZIP_MAGIC:
-            arrays = read_npz(path, ("mean", "var"))
-            return make_normalizer(arrays["mean"], np.sqrt(real_array(arrays["var"]) + 1e-8), 10.0)
+            arrays = read_npz(path, ("mean", "var"), Limits._fields)
+            own = {name: float(real_array(arrays[name]).item()) for name in Limits._fields if name in arrays}
+            clip, epsilon = limits._replace(**own)
+            if not (clip > 0.0 and epsilon >= 0.0):
+                raise ValueError(f"its clip is {clip:g} and its epsilon {epsilon:g}")
+            return make_normalizer(
+                arrays["mean"], np.sqrt(real_array(arrays["var"]) + epsilon), None if math.isinf(clip) else clip
+            )
         return _parse_vecnormalize(read_pickle(content, str(path)), keys, path)
     except DAMAGE_ERRORS as error:  # here, as the caller would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None

@@ -13,7 +13,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import ReadContext
+from repolicy.readers.context import Limits, ReadContext
 from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
 from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
@@ -142,7 +142,9 @@ def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, cont
     elif not layout.discrete:
         std = context.std(len(actor.output.bias))
 
-    statistics = context.statistics(actor.width, _normalizer(tensors, layout, root))
+    named = {"clip": 0.0 if math.isinf(layout.clip) else layout.clip, "epsilon": layout.epsilon}
+    limits = Limits(**{name: value for name, value in named.items() if value})
+    statistics = context.statistics(actor.width, _normalizer(tensors, layout, root), limits=limits)
     if layout.no_statistics_note and statistics is None:
         context.notes.append(layout.no_statistics_note)
     context.notes += layout.notes
