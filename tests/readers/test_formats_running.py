@@ -37,7 +37,7 @@ def test_a_graph_runs_in_onnxruntime_as_a_mean(batch: Any, tmp_path: Path) -> No
     path, obs = residual(tmp_path, batch), observations(5)
     prior = placed(path, 5, 3)
     assert not prior.has_memory
-    assert any("it holds Add" in note and "it runs as it is" in note for note in prior.notes)
+    assert any("it holds Add" in note and "its std is of the actions themselves" in note for note in prior.notes)
     assert_equal(prior.distribution(obs).mode(), run(path, obs))
     again = prior_from_source(prior_source(str(path), prior, STD, False))
     assert_equal(again.for_spaces(5, prior.actions).distribution(obs).mode(), run(path, obs))

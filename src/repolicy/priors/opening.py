@@ -163,7 +163,8 @@ def open_policy(reference: Any, options: Options | None = None, trust: bool = Fa
         if file.format == "torchscript":
             check_trusted(file, trust, str(error))
         program = Graph(file) if file.format == "onnx" else Script(file)
-        notes = f"{error}; it runs as it is", *program.notes
+        runs = "it runs as it is, and its std is of the actions themselves, also behind a tanh"
+        notes = f"{error}; {runs}", *program.notes
         return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))
     notes = tuple(origin_notes(saved.card))
     if file.path == newest_checkpoint(Path(reference)):
