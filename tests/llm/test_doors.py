@@ -351,6 +351,7 @@ def test_the_prior_reads_what_the_policy_read(prior: Path) -> None:
 
     class Trainer:
         chat_template_kwargs = {"enable_thinking": False}  # noqa: RUF012
+        accelerator = SimpleNamespace(device=torch.device("cpu"))
 
         def log(self) -> None: ...
 
