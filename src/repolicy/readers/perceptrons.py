@@ -163,13 +163,8 @@ def _size(space: Any) -> int:
     return math.prod(map(int, shape))  # int(): a damaged file may hold texts, which times a number become huge
 
 
-def has_switches(space: Any) -> bool:
-    """Return whether the space is MultiBinary. `actions_of` turns each on-off action into a choice of two."""
-    return bool(space.last == "MultiBinary")
-
-
 def actions_of(space: Any) -> ActionSpace:
-    """Return a flattened action space. Choices must count from 0, as those of policies do."""
+    """Return a flattened action space, where a switch is a choice of two. Choices must count from 0, as a policy's."""
     if space.last == "Box":
         low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
         return ActionSpace("continuous", (len(low),), low, high)
@@ -180,7 +175,7 @@ def actions_of(space: Any) -> ActionSpace:
         return ActionSpace("discrete", (int(space.state["n"]),))
     if space.last == "MultiDiscrete":
         return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1)))
-    if has_switches(space):
+    if space.last == "MultiBinary":
         sizes = space.state["n"]
         count = math.prod(map(int, sizes)) if np.iterable(sizes) else int(sizes)
         if count > MAX_SWITCHES:

@@ -33,7 +33,6 @@ from repolicy.readers.perceptrons import (
     check_no_memory,
     finite_float32,
     first_names,
-    has_switches,
     linear_layer,
     make_perceptron,
     named_layers,
@@ -78,7 +77,6 @@ class SavedModel:
     policy_class: Any
     observations: tuple[tuple[str, int], ...]  # (key, size) of each part; one part with an empty key if it is no Dict
     actions: ActionSpace
-    has_switches: bool  # whether each action is on or off (MultiBinary)
 
     @property
     def width(self) -> int:
@@ -135,15 +133,13 @@ def open_model(content: bytes, where: str) -> SavedModel:
         version = read_zip_entry(archive, "_stable_baselines3_version")
         data["version"] = version[:40].decode("ascii", "replace").strip()
     settings = _unpickled_value(data, "policy_kwargs", where)
-    action_space = _unpickled_value(data, "action_space", where)
     return SavedModel(
         tensors=tensors_of(load(read_zip_entry(archive, "policy.pth"), f"policy.pth in {where}")),
         data=data,
         settings=settings if isinstance(settings, dict) else {},
         policy_class=_unpickled_value(data, "policy_class", where),
         observations=observations_of(_unpickled_value(data, "observation_space", where)),
-        actions=actions_of(action_space),
-        has_switches=has_switches(action_space),
+        actions=actions_of(_unpickled_value(data, "action_space", where)),
     )
 
 
@@ -211,11 +207,11 @@ def _actor_critic_parts(model: SavedModel, context: ReadContext) -> Parts:
     hidden = [*model.layers("mlp_extractor.shared_net"), *model.layers("mlp_extractor.policy_net")]
     output = linear_layer(model.tensors, "action_net")
     std = None
-    if model.has_switches and len(output.bias) == model.actions.width:  # MaskablePPO itself has both logits
-        output = _switch_logits(output)
-    elif model.actions.kind == "continuous":
+    if model.actions.kind == "continuous":
         raw = model.tensors["log_std"]
         std = _gsde_std(model, raw) if raw.ndim == 2 else Std("vector", finite_float32(raw, "log_std"))
+    elif {*model.actions.sizes} == {2} and len(output.bias) == model.actions.width:  # MaskablePPO has both logits
+        output = _switch_logits(output)
     actor = make_perceptron(hidden, output, model.activation("tanh"))
     if model.class_name.startswith("Maskable"):
         context.notes.append(MASKED_NOTE)
