@@ -49,6 +49,8 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("bench CartPole-v1 --slices 0", 2, "slices is 0"),
         ("rql {nothing} --alpha 1", 2, "there is no command ''"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", 2, "/hind_leg.py"),
+        ("train CartPole-v1 --alpha 0.1 --kl-budget 1", 2, "kl_budget holds a policy to its prior, and there is none"),
+        ("train CartPole-v1 --alpha 0.1 --keep 90%", 2, "keep holds a policy to its prior, and there is none"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", 2, "add --epochs 1"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla --epochs 1 --clip 0.1", 2, "clip is read with surrogate"),
         ("train CartPole-v1 --alpha 0.1 --desired-kl 0.02", 2, "desired_kl is read with schedule adaptive alone"),

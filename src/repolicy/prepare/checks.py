@@ -12,7 +12,7 @@ from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import collect_trial
-from repolicy.runs import ACTOR_SETTINGS, Request, Settings, check_dials, spec_for
+from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, spec_for
 from repolicy.text import Say
 
 NO_ADDON = (
@@ -92,9 +92,12 @@ def check_request(request: Request) -> None:
     check_wish(request.addons, request.env)
     spec_for(probe_env(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
+    budgets = [name for name in BUDGETS if getattr(settings, name) is not None]
+    if budgets and not request.prior:
+        raise UsageError(f"{budgets[0]} holds a policy to its prior, and there is none: it goes with customize")
     check_budget(objective, settings)
-    if settings.keep is not None and not (request.prior and objective.omega > 0):
-        raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
+    if settings.keep is not None and not objective.omega > 0:
+        raise UsageError("keep moves omega, from a value above 0 on: it goes not with greedy")
 
 
 def check_budget(objective: Objective, settings: Settings) -> None:
