@@ -246,6 +246,14 @@ def test_a_share_of_the_old_return_holds_cannot_be_told_or_is_broken(before: flo
     assert asked.startswith(f"with the mean action it keeps {said}")
 
 
+@pytest.mark.parametrize("mean", [100.0, -100.0])
+def test_a_share_that_is_the_same_in_each_episode_has_no_error(mean: float) -> None:
+    """Although the loss differs from episode to episode: so does what the prior earns."""
+    prior, after = (evaluated(size * (mean + 50 * HALF), None, seed=5) for size in (1.0, 0.75 if mean > 0 else 1.25))
+    _, asked = judged([(prior, after)], keep=0.8)
+    assert asked.endswith("of the old return, and 0.8 was asked for: too little")
+
+
 def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
     prior, after = evaluated(HALF + 100, HALF), evaluated(HALF + 99, HALF, (20,))
     after = dataclasses.replace(after, limits={f"{name}<=0.25": 0.2 + 0.007 * HALF for name in ("power", "heat")})

@@ -7,6 +7,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from repolicy.addons import Limit
@@ -54,7 +55,7 @@ def verdict(
         compared.append("the environment tells no basic reward, so what it cost is unknown")
     asked = [_describe_limits(customized) for _, customized in pairs[:limited]]
     if keep is not None and "basic_reward" in changes[0]:
-        asked[0].append(_describe_kept_share(changes[0]["basic_reward"], keep))
+        asked[0].append(_describe_kept_share(pairs[0], keep))
     held = [f"{action} {'; '.join(words)}" for action, words in zip(actions, asked, strict=False) if words]
     ended = []
     for (prior, customized), action in zip(pairs, actions, strict=True):
@@ -80,10 +81,14 @@ def _describe_limits(evaluation: Evaluation) -> list[str]:
     return described
 
 
-def _describe_kept_share(change: Difference, keep: float) -> str:
+def _describe_kept_share(pair: Pair, keep: float) -> str:
     """Return whether the share was kept: `it keeps 0.962 ± 0.004 of the old return, and 0.95 was asked for: …`."""
+    change = differences(*pair)["basic_reward"]
     size = abs(change.before) or 1.0
-    share, error = 1.0 + change.value / size, change.error / size
+    share = 1.0 + change.value / size
+    # Both means have errors. That of their ratio is the error of what is left beyond the ratio times the old returns.
+    ratio = 1.0 + change.value / change.before if change.before else 1.0
+    error = differences(replace(pair[0], basic=ratio * pair[0].basic), pair[1])["basic_reward"].error / size
     outcome = "that holds"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
