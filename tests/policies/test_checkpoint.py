@@ -175,6 +175,11 @@ def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:
 def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="is a folder without a run; name a policy's file in it$"):
         load_policy(tmp_path)
+    (tmp_path / "swept" / "omega-0.3").mkdir(parents=True)
+    for name in ("sweep.json", "prior.safetensors", "omega-0.3.log"):
+        (tmp_path / "swept" / name).touch()
+    with pytest.raises(FileError, match="swept is a sweep: name one of its points, such as .*swept/omega-0.3$"):
+        load_policy(tmp_path / "swept")
     (tmp_path / "000000000100").mkdir()
     (tmp_path / "000000000100" / "_CHECKPOINT_METADATA").touch()
     with pytest.raises(FileError, match=r"Orbax wrote.* write that by brax.io.model.save_params$"):

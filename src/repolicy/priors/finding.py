@@ -141,6 +141,10 @@ def find_policy(reference: str | Path) -> Path:
             raise UsageError(f"{path} is code, and this needs a policy's file; {which}")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{suggest(str(reference), SHELF)}")
     check_no_plan(path)
+    if (path / "sweep.json").exists():
+        points = [point for point in sorted(path.glob("omega-*")) if point.is_dir()]
+        example = f", such as {points[-1]}" if points else ""
+        raise FileError(f"{path} is a sweep: name one of its points{example}")
     if (path / RLLIB).is_file():
         return path / RLLIB
     if newest := newest_checkpoint(path):
