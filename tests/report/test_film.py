@@ -23,7 +23,7 @@ from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.report import filming, movie, scenes
+from repolicy.report import filming, movie, pieces, scenes
 from repolicy.report.filming import QUALITIES, encode_film
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.scenes import Episode, describe_worst, first_episode, typical_and_worst, wrong_step
@@ -321,3 +321,13 @@ def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(filming, "_encode_film", lambda pictures, rate, format, quality: bytes(100 - quality))
     sizes = [len(encode_film(noise, 25, "mp4", max_bytes)) for max_bytes in (0, 68, 67, 1)]
     assert sizes == [100 - quality for quality in (28, 32, 36, 51)]
+
+
+def test_films_that_are_missing_on_a_page_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(*_: object) -> None:
+        raise UsageError("no light")
+
+    monkeypatch.setattr(pieces, "render_films", failed)
+    said: list[str] = []
+    assert pieces.films_for_page([Shot("a", "b")] * 2, said.append) == ([b"", b""], "no light")
+    assert said == ["report: no films, no light"]

@@ -103,7 +103,7 @@ def distribution_section(evaluations: dict[str, Evaluation]) -> str:
 
 
 def films_for_page(shots: Sequence[Shot], say: Say = lambda _: None) -> tuple[list[bytes], str]:
-    """Render films and return them with an empty complaint; on failure return empty films and the reason.
+    """Render films and return them with an empty complaint; on failure return empty films and the reason, and say it.
 
     All films share `FILM_BYTES`, so many films are smaller each.
     """
@@ -113,4 +113,5 @@ def films_for_page(shots: Sequence[Shot], say: Say = lambda _: None) -> tuple[li
     try:
         return render_films(shots, say), ""
     except RepolicyError as error:
+        say(f"report: no films, {error}")
         return [b""] * len(shots), str(error)

@@ -84,8 +84,6 @@ def write_report(
         say(hint)
     scenes = choose_scenes(folder.policy, mean)
     films, complaint = films_for_page([scene.shot for scene in scenes], say)
-    if complaint:
-        say(f"report: no films, {complaint}")
     figures = [page.film(film, scene.caption, scene.kind) for scene, film in zip(scenes, films, strict=True)]
     words = page.words(addon.descriptions) if addon else ""
     parts = [headline, words, *_sections(folder, request, saved, mean, sampled, page.films(figures, complaint))]
