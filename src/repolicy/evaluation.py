@@ -16,6 +16,7 @@ from repolicy.addons import (
     Limit,
     Wish,
     addons_from_card,
+    backend_from_card,
     env_from_card,
     limits_from_card,
     load_addon,
@@ -46,6 +47,7 @@ BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MAX_ENVS = 50  # environments that run side by side
 EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one
+OF_ADDON = "of "  # before the name of one add-on of several
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
 # (next observations, ages of the episodes) -> how much states look like the prior's, `[T, N]`
@@ -129,7 +131,9 @@ class Evaluation:
     def __repr__(self) -> str:
         episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
         lines = [f"{episodes} in {self.env} ({self.backend}), mean ± std:"]
-        return "\n".join([*lines, *(f"  {each.title:20s} {each.describe()}" for each in self.columns.values())])
+        lines += [f"  {each.title:20s} {each.describe()}" for each in self.columns.values()]
+        ended = [] if self.terminated is None else [f"  {'ended early':20s} {self.terminated.sum()}"]
+        return "\n".join(lines + ended)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -243,12 +247,6 @@ def evaluate(
         )  # fmt: skip
 
 
-def backend_from_card(card: dict[str, Any], backend: Backend = "auto") -> Backend:
-    """Return the backend; for "auto", that of the run that made a policy, if its file names one."""
-    known: Backend = card.get("request", {}).get("settings", {}).get("backend", "auto")
-    return known if backend == "auto" else backend
-
-
 def check_is_agent(thing: object, what: str) -> None:
     """Raise unless a thing has what acts in environments."""
     if not hasattr(thing, "observation_size"):
@@ -324,9 +322,6 @@ def run_episodes(
         steps=Steps(np.concatenate(rewards), np.concatenate(env_actions)),
         environment_steps=environment_steps,
     )
-
-
-OF_ADDON = "of "  # before the name of one add-on of several
 
 
 def step_quantities(

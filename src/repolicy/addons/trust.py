@@ -11,7 +11,7 @@ from typing import Any
 
 from repolicy.addons.addon_names import import_target
 from repolicy.addons.limits import Limit
-from repolicy.envs import parse_env_name
+from repolicy.envs import Backend, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
@@ -62,6 +62,12 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     check_trust(path, trust, env=env)
     restore_decoder(path, parse_env_name(env).decoder)
     return str(env)
+
+
+def backend_from_card(card: dict[str, Any], backend: Backend = "auto") -> Backend:
+    """Return the backend; for "auto", that of the run that made a policy, if its file names one."""
+    known: Backend = card.get("request", {}).get("settings", {}).get("backend", "auto")
+    return known if backend == "auto" else backend
 
 
 def limits_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.addons import addons_from_card, limits_from_card, load_addon
-        from repolicy.evaluation import backend_from_card, evaluate
+        from repolicy.addons import addons_from_card, backend_from_card, limits_from_card, load_addon
+        from repolicy.evaluation import evaluate
         from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.addons import addons_from_card, check_env, env_from_card
+from repolicy.addons import addons_from_card, backend_from_card, check_env, env_from_card
 from repolicy.errors import UsageError
-from repolicy.evaluation import backend_from_card
 from repolicy.files import check_writable, write_json
 from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, evaluate_positions, exact_text, meaning
 from repolicy.many.tradeoff import SweepResult

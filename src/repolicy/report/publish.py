@@ -5,10 +5,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from repolicy.addons import addons_from_card, env_from_card, limits_from_card, load_addon
+from repolicy.addons import addons_from_card, backend_from_card, env_from_card, limits_from_card, load_addon
 from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation, backend_from_card
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
