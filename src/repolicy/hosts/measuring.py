@@ -14,8 +14,7 @@ from repolicy.evaluation import ACTIONS, Column
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.learning.multipliers import MIN_LOST_SHARE
-from repolicy.policies import ActionSpace, Density, Normalizer, moment_sums
-from repolicy.policies.density import fit_density
+from repolicy.policies import ActionSpace, Density
 from repolicy.prepare.decision import decide_weights
 from repolicy.prepare.states import (
     MAX_OBSERVATIONS,
@@ -24,6 +23,7 @@ from repolicy.prepare.states import (
     MIN_OBSERVATIONS,
     SKIPPED_STEPS,
     check_enough,
+    density_of_states,
 )
 from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAndNats, Worth, Worths, worth_of
@@ -264,17 +264,6 @@ def _reward_per_step(episodes: list[HostEpisodes]) -> Estimate:
     """Return the mean of the environment's own reward in a step, with its standard error."""
     rewards, lengths = (_concatenate(episodes, name) for name in ("basic", "lengths"))
     return Estimate(float(rewards.sum() / lengths.sum()), Column("", rewards / lengths, lengths).error)
-
-
-def density_of_states(states: Tensor, last_states: Tensor | None = None, episodes: int = 1) -> Density:
-    """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time.
-
-    last_states: those `[K, O]` with which some of its `episodes` were terminated.
-    """
-    normalizer = Normalizer(states.shape[-1]).to(states.device)
-    normalizer.update(moment_sums(states))
-    ends = None if last_states is None else normalizer(last_states)
-    return fit_density(normalizer(states), normalizer, ends, episodes)
 
 
 def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import Sizes, density_of_states, set_weights
+from repolicy.hosts.measuring import Sizes, set_weights
 from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
 from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
-from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, familiarity
+from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, density_of_states, familiarity
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.runs import Settings
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Rollout, make_envs
 from repolicy.errors import UsageError
-from repolicy.policies import Density, Policy
+from repolicy.policies import Density, Normalizer, Policy, moment_sums
 from repolicy.policies.density import PARTS, STRETCH, fit_density
 from repolicy.runs import Request, Stream, derived_seed, ranks
 
@@ -70,6 +70,17 @@ def density_of_rollouts(rollouts: Iterable[Rollout], prior: Policy, count: int) 
     """Return the density of `count` states, or more, from a prior's rollouts."""
     states, ends, episodes = visited_states(rollouts, count)
     return fit_density(prior.normalizer(states), prior.normalizer, prior.normalizer(ends), episodes)
+
+
+def density_of_states(states: Tensor, last_states: Tensor | None = None, episodes: int = 1) -> Density:
+    """Fit the density of raw observations `[M, O]` that a prior has visited, in the order of time.
+
+    last_states: those `[K, O]` with which some of its `episodes` were terminated.
+    """
+    normalizer = Normalizer(states.shape[-1]).to(states.device)
+    normalizer.update(moment_sums(states))
+    ends = None if last_states is None else normalizer(last_states)
+    return fit_density(normalizer(states), normalizer, ends, episodes)
 
 
 def visited_states(rollouts: Iterable[Rollout], count: int) -> tuple[Tensor, Tensor, int]:
