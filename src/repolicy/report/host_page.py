@@ -27,6 +27,8 @@ FORMS = "a run's folder, or what ResidualPPO saved: a checkpoint of rsl_rl (.pt)
 def to_evaluation(episodes: Mapping[str, Any]) -> Evaluation:
     """Convert the episodes that a host stored into an `Evaluation`, as the engine makes them."""
     basic, addon, lengths = (np.array(episodes[name], np.float64) for name in ("basic", "addon", "lengths"))
+    if not np.isfinite(basic).all():  # some environments did not tell it
+        basic = np.full_like(basic, np.nan)
     seed = 0 if episodes["who"] == "prior" else 1  # different seeds, because the two started differently: no pairs
     limits = {name: np.array(values, np.float64) for name, values in episodes.get("limits", {}).items()}
     log_policy, deterministic = np.zeros(len(basic)), not episodes["sampled"]
