@@ -276,6 +276,7 @@ ROOMS = [
     Mutant("prepare/states.py", "ages <= SKIPPED_STEPS", "ages < 0", WORKER, "how an episode begins has a price"),
     Mutant("prepare/states.py", "beyond_usual / max(1.0 - gamma, 1.0 / LONGEST_STAY)", "found", WORKER, "an end that is a way out of the price on states"),
     Mutant("prepare/states.py", "(found - density.usual_end)", "found", WORKER, "a goal of the prior's that costs what a fall costs"),
+    Mutant("policies/density.py", "ends >= USUAL_ENDS * episodes", "True", STATES, "a prior that falls now and then, whose falls are free"),
     Mutant("learning/worker.py", " and not is_first", "", WORKER, "a budget that follows how episodes begin"),
     Mutant("learning/multipliers.py", "SHARE_OF_TASK * abs(task)", "0.0", "tests/learning/test_limits.py", "a limit that is worth nothing beside a tiny alpha"),
     Mutant("prepare/weights.py", "FIRST_OF_BUDGET * worth.value > known", "False", "tests/prepare/test_weights.py", "a budget that begins at a prior's tiny alpha"),

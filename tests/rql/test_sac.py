@@ -248,7 +248,7 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
 def test_an_episodes_return_is_the_tasks_without_the_price_on_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 0)
     density = fit_density(0.01 * torch.randn(5000, 1), Normalizer(1))
-    env = training_env(Bounded(), residual(0.5, 0.3, states=2.0), density)
+    env = training_env(Bounded(), residual(0.5, 0.3, states=2.0), 0.9, density)
     env.reset(seed=0)
     rewards, truncated = [], False
     while not truncated:

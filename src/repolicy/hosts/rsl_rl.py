@@ -22,7 +22,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
 from repolicy.hosts.method import DESIRED_KL, TARGET_RATIO, HostRollout, Method, accelerate_std
-from repolicy.hosts.rsl_rl_envs import RunnerEnvs
+from repolicy.hosts.rsl_rl_envs import RunnerEnvs, time_outs
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dial_settings, flattened, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnerPrior, build_prior
 from repolicy.hosts.steering import (
@@ -129,7 +129,7 @@ class ResidualPPO(PPO):
         if self.addon is not None:
             task = task_reward(self.steering.objective, rewards, self.addon_rewards(extras, rewards))
         self._task_rewards[self.storage.step].copy_(task)
-        self._timed_out[self.storage.step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
+        self._timed_out[self.storage.step].copy_(time_outs(extras, dones))
         for values, found in zip(self._limit_values, self.read_limit_values(extras, rewards), strict=True):
             values[self.storage.step].copy_(found)
         super().process_env_step(obs, task, dones, extras)

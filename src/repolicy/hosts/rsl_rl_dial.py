@@ -12,6 +12,7 @@ from torch import Tensor
 
 from repolicy.envs import DialPositions
 from repolicy.hosts.rsl_rl import ResidualPPO
+from repolicy.hosts.rsl_rl_envs import time_outs
 from repolicy.hosts.rsl_rl_networks import GROUP
 from repolicy.learning.terms import Parts, TaskRewards
 from repolicy.ranges import middle_of
@@ -50,7 +51,7 @@ class DialedPPO(ResidualPPO):
         # rsl_rl would add the bootstrap value of one head only; `compute_returns` handles time limits
         others = {name: part for name, part in extras.items() if name != "time_outs"}
         super().process_env_step(obs, rewards, dones, others)
-        self._timed_out[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
+        self._timed_out[step].copy_(time_outs(extras, dones))
         self.places = torch.where((dones > 0).unsqueeze(-1), self._next_places[step], self.places)
 
     def verdict(self) -> str:

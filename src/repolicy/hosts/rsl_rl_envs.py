@@ -83,9 +83,8 @@ class RunnerEnvs:
         basic = rewards if has_addon else None
         if not has_addon and "basic_reward" in extras:
             basic = algorithm.read_extra(extras, rewards, "basic_reward", "an environment's own reward is basic_reward")
-        ended, timed_out = dones > 0, extras.get("time_outs", torch.zeros_like(dones)).to(dones)
-        limit_values = algorithm.read_limit_values(extras, rewards)
-        return EnvStep(observations, basic, addon, ended, ended & (timed_out == 0), limit_values)
+        ended, limit_values = dones > 0, algorithm.read_limit_values(extras, rewards)
+        return EnvStep(observations, basic, addon, ended, ended & ~time_outs(extras, dones), limit_values)
 
     def wish_rewards(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
         """Return a wish's rewards `[...]` of all environments' next steps, `[N]` or `[T, N]`.
@@ -106,3 +105,8 @@ class RunnerEnvs:
         self.begins = ends[-1]
         steps = Transitions(states, sent, next_states, {}, AddonState(began, self.pasts))
         return torch.from_numpy(wish.reward(steps)).to(before)
+
+
+def time_outs(extras: dict[str, Any], dones: Tensor) -> Tensor:
+    """Return which environments a time limit ended `[N]`, on the device of `dones`; none where extras do not tell."""
+    return extras.get("time_outs", torch.zeros_like(dones)).to(dones.device, torch.bool)

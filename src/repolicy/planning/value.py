@@ -14,7 +14,7 @@ from repolicy.objective import residual
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies import Adam, Mlp, Policy
 from repolicy.policies.density import ends_are_usual
-from repolicy.prepare.states import prior_rollouts
+from repolicy.prepare.states import count_episodes, prior_rollouts
 from repolicy.runs import Request, Settings
 
 MINIBATCH, LEARNING_RATE = 512, 1e-2  # the initial rate, which falls linearly to 0
@@ -55,12 +55,11 @@ def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
 
 
 def may_end(rollouts: Sequence[Rollout]) -> bool:
-    """Return whether nearly all of the prior's episodes end by themselves. One that is under way does not."""
+    """Return whether nearly all of the prior's episodes end by themselves."""
     terminated, truncated = (
         np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated")
     )
-    ended = terminated | truncated
-    return ends_are_usual(int(terminated.sum()), int(ended.sum() + (~ended.any(0)).sum()))
+    return ends_are_usual(int(terminated.sum()), count_episodes(terminated | truncated))
 
 
 def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0) -> Value:

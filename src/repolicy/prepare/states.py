@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,23 +85,26 @@ def density_of_states(states: Tensor, last_states: Tensor | None = None, episode
 def visited_states(rollouts: Iterable[Rollout], count: int) -> tuple[Tensor, Tensor, int]:
     """Return next observations `[M, O]`, without an episode's first; those of an environment are in order.
 
-    Return also those that terminated an episode `[K, O]`, and of how many episodes. An episode under way counts where
-    no other one of its environment has ended.
+    Return also those that terminated an episode `[K, O]`, and the number of episodes.
     """
-    blocks, ends, steps, episodes = list[np.ndarray](), list[np.ndarray](), 0, 0
-    has_ended: Any = False
+    blocks, ends, ended, steps = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), 0
     for rollout in rollouts:
         assert rollout.next_observations is not None
         blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED_STEPS])
         ends.append(rollout.next_observations[rollout.terminated])
-        has_ended |= (rollout.terminated | rollout.truncated).any(0)
+        ended.append(rollout.terminated | rollout.truncated)
         steps += rollout.ages.size
-        episodes += len(rollout.episodes.lengths)
         if sum(map(len, blocks)) >= count or steps >= MAX_STEPS_RATIO * (count + rollout.ages.shape[1] * SKIPPED_STEPS):
             break
     states, last_states = (torch.from_numpy(np.concatenate(part).astype(np.float32)) for part in (blocks, ends))
-    check_enough(len(states), steps / max(episodes, 1))
-    return states, last_states, episodes + int(np.sum(~has_ended))
+    every_end = np.concatenate(ended)
+    check_enough(len(states), steps / max(int(every_end.sum()), 1))
+    return states, last_states, count_episodes(every_end)
+
+
+def count_episodes(ended: np.ndarray) -> int:
+    """Return the number of episodes in steps `[T, N]`. One under way counts where its environment ended no other."""
+    return int(ended.sum() + (~ended.any(0)).sum())
 
 
 def check_enough(states: int, length: float) -> None:

@@ -73,7 +73,7 @@ class ResidualQMixin:
     def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
         """Replace the environment by one with the same spaces, wrapped to give the task's reward."""
         spaces_of(env)
-        super().set_env(training_env(env, self.objective, self.density, self.gamma), force_reset)  # type: ignore[misc]
+        super().set_env(training_env(env, self.objective, self.gamma, self.density), force_reset)  # type: ignore[misc]
 
     def targets(self, batch: Any) -> Tensor:
         """Return the regression targets of Q_R for a batch of transitions, `[B, 1]`."""
@@ -118,7 +118,7 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
         )
         super().__init__(
             SoftQPolicy,
-            training_env(env, objective),
+            training_env(env, objective, settings.gamma),
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
@@ -232,7 +232,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
         self._normalizer = normalizer_for(env.observation_space, self.prior)
         super().__init__(
             "MlpPolicy",
-            training_env(env, objective, density, settings.gamma),
+            training_env(env, objective, settings.gamma, density),
             **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,

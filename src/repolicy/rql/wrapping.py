@@ -139,7 +139,7 @@ class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def training_env(
-    env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None, gamma: float = 0.0
+    env: gymnasium.Env[Any, Any], objective: Objective, gamma: float, density: Density | None = None
 ) -> Any:
     """Return the environment that an algorithm learns from. Episode returns are the task's, without a price on states.
 
