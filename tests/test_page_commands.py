@@ -80,6 +80,14 @@ def test_commands_in_sentences_are_understood(page: Path) -> None:
         understood(shlex.split(line)[1:])
 
 
+@pytest.mark.parametrize("name", ["Makefile", ".ci/wheel"])
+def test_the_commands_of_the_builds_are_understood(name: str) -> None:
+    lines = re.findall(r"^\s*(?:\$\(BIN\)/)?repolicy (?!\()([^|\n]+)", (ROOT / name).read_text(), re.MULTILINE)
+    assert lines
+    for line in lines:
+        understood([word for word in shlex.split(line) if "${" not in word])
+
+
 def understood(words: list[str]) -> None:
     """Fails for a command, or an option of it, that is not there."""
     if "--help" not in words:
