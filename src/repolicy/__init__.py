@@ -31,7 +31,8 @@ __version__ = "0.1.0"
 
 _HOMES = imported_for_types(__name__, __file__)
 __all__ = list(_HOMES)
-__getattr__ = later(__name__, _HOMES)
+if not TYPE_CHECKING:  # a type checker then knows that there are no other names
+    __getattr__ = later(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -81,7 +81,7 @@ def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 def imported_for_types(package: str, file: str) -> dict[str, str]:
     """Return the `homes` for `later`: the names, with their modules, that a package imports `if TYPE_CHECKING`."""
-    [block] = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]
+    block = next(node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     return {each.name: str(node.module).removeprefix(f"{package}.") for node in imports for each in node.names}
 

@@ -4,38 +4,39 @@
 """
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repolicy.errors import UsageError
-from repolicy.loading import check_version, later
+from repolicy.loading import check_version, imported_for_types, later
+
+if TYPE_CHECKING:
+    from repolicy.llm.budget import PriorBudget as PriorBudget
+    from repolicy.llm.dpo import CrossEntropyDPOConfig as CrossEntropyDPOConfig
+    from repolicy.llm.dpo import CrossEntropyDPOTrainer as CrossEntropyDPOTrainer
+    from repolicy.llm.dpo import DecomposedDPOConfig as DecomposedDPOConfig
+    from repolicy.llm.dpo import DecomposedDPOTrainer as DecomposedDPOTrainer
+    from repolicy.llm.grpo import ResidualGRPOConfig as ResidualGRPOConfig
+    from repolicy.llm.grpo import ResidualGRPOTrainer as ResidualGRPOTrainer
+    from repolicy.llm.mixing import SAMPLING as SAMPLING
+    from repolicy.llm.mixing import DialedGenerator as DialedGenerator
+    from repolicy.llm.mixing import dial as dial
+    from repolicy.llm.q_adapter import QAdapterConfig as QAdapterConfig
+    from repolicy.llm.q_adapter import QAdapterLogits as QAdapterLogits
+    from repolicy.llm.q_adapter import QAdapterTrainer as QAdapterTrainer
+    from repolicy.llm.rloo import prior_reward as prior_reward
+    from repolicy.llm.rloo import rloo_settings as rloo_settings
 
 EXTRA = ("trl", "peft", "datasets")
 
-HOMES = {
-    "DecomposedDPOConfig": "dpo",
-    "DecomposedDPOTrainer": "dpo",
-    "CrossEntropyDPOConfig": "dpo",
-    "CrossEntropyDPOTrainer": "dpo",
-    "QAdapterConfig": "q_adapter",
-    "QAdapterTrainer": "q_adapter",
-    "QAdapterLogits": "q_adapter",
-    "ResidualGRPOConfig": "grpo",
-    "ResidualGRPOTrainer": "grpo",
-    "DialedGenerator": "mixing",
-    "dial": "mixing",
-    "SAMPLING": "mixing",
-    "prior_reward": "rloo",
-    "rloo_settings": "rloo",
-    "PriorBudget": "budget",
-}
-
+HOMES = imported_for_types(__name__, __file__)
 __all__ = list(HOMES)
 
+if not TYPE_CHECKING:  # a type checker then knows that there are no other names
 
-def __getattr__(name: str) -> Any:
-    if HOMES.get(name, "rloo") != "rloo":
-        require_trl()
-    return later(__name__, HOMES)(name)
+    def __getattr__(name: str) -> Any:
+        if HOMES.get(name, "rloo") != "rloo":
+            require_trl()
+        return later(__name__, HOMES)(name)
 
 
 def require_trl() -> None:

@@ -4,19 +4,22 @@
 Stable-Baselines3 is imported only when one of them is first used.
 """
 
-from repolicy.loading import later
+from typing import TYPE_CHECKING
 
-HOMES = {
-    "ResidualDQN": "algorithms",
-    "ResidualSAC": "algorithms",
-    "Settings": "hyperparameters",
-    "WithAddon": "wrapping",
-    "customize": "customizing",
-    "train": "customizing",
-}
+from repolicy.loading import imported_for_types, later
 
+if TYPE_CHECKING:
+    from repolicy.rql.algorithms import ResidualDQN as ResidualDQN
+    from repolicy.rql.algorithms import ResidualSAC as ResidualSAC
+    from repolicy.rql.customizing import customize as customize
+    from repolicy.rql.customizing import train as train
+    from repolicy.rql.hyperparameters import Settings as Settings
+    from repolicy.rql.wrapping import WithAddon as WithAddon
+
+HOMES = imported_for_types(__name__, __file__)
 __all__ = list(HOMES)
-__getattr__ = later(__name__, HOMES)
+if not TYPE_CHECKING:  # a type checker then knows that there are no other names
+    __getattr__ = later(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

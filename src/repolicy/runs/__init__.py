@@ -44,4 +44,5 @@ if TYPE_CHECKING:
     from repolicy.runs.result import Estimate, Result
 
 __all__ = ["ranks", "request"]
-__getattr__ = later(__name__, imported_for_types(__name__, __file__))
+if not TYPE_CHECKING:  # a type checker then knows that there are no other names
+    __getattr__ = later(__name__, imported_for_types(__name__, __file__))
