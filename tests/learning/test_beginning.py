@@ -16,8 +16,10 @@ from repolicy.learning.training import customize
 from repolicy.objective import kl
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
+from repolicy.ranges import Dial
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import command_words
 
@@ -74,5 +76,13 @@ def test_another_shape_is_one_sentence(prior: Path, tmp_path: Path, change: dict
     other = tmp_path / "other.safetensors"
     save_policy(other, Policy(replace(read_policy(prior).policy.spec, **change)), {})
     with pytest.raises(UsageError, match=why):
+        run(prior, tmp_path / "run", init=other)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_with_a_dial_is_told_to_keep_a_position(prior: Path, tmp_path: Path) -> None:
+    other = tmp_path / "dialed.safetensors"
+    save_policy(other, ConditionedPolicy.from_prior(read_policy(prior).policy, [Dial("omega", 0.1, 1.0)]), {})
+    with pytest.raises(UsageError, match="dialed.safetensors is one for every omega .* keeps one as a file"):
         run(prior, tmp_path / "run", init=other)
     assert not (tmp_path / "run").exists()

@@ -109,6 +109,8 @@ class Start:
         """Return a start whose actor begins as another policy of the prior's shape; the prior scores its actions."""
         first, prior = read_policy(find_policy(file)), self.saved
         assert prior is not None
+        if isinstance(first.policy, ConditionedPolicy):
+            raise UsageError(first.policy.missing_dials_message(str(file)))
         for name in ("observation_size", "actions", "family", "clips"):
             ours, theirs = (getattr(each.policy.spec, name) for each in (first, prior))
             if ours != theirs:
