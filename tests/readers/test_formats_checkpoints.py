@@ -39,17 +39,22 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
         assert_equal(mean(described, obs), actor(groups))
 
 
-@pytest.mark.parametrize("std_type", ["scalar", "log"])
-def test_the_biases_tell_a_log_std_that_no_settings_tell(std_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("std_type", "biases"), [("scalar", [0.5, 0.4]), ("log", [0.5, -0.6]), ("scalar", []), ("log", [])]
+)
+def test_the_biases_tell_a_log_std_that_no_settings_tell(std_type: str, biases: list[float], tmp_path: Path) -> None:
     """Where every std was taken as it is, the log-probabilities of one in logarithms were off by 1e11."""
     obs = observations(5)
     actor, groups = seen_by_rsl_rl(obs, "HeteroscedasticGaussianDistribution", std_type=std_type)
     with torch.no_grad():
-        actor.mlp[-2].bias[2:] = torch.tensor([0.5, 0.4]) if std_type == "scalar" else torch.tensor([0.5, -0.6])
+        if biases:
+            actor.mlp[-2].bias[2:] = torch.tensor(biases)
+        else:  # as rsl_rl begins
+            actor.distribution.init_mlp_weights(actor.mlp)
         actor.mlp[-2].weight[2:] *= 0.1
         actions = actor(groups, stochastic_output=True)
         wanted = actor.get_output_log_prob(actions)
-    described = describe(saved(tmp_path / "model_3.pt", {"actor_state_dict": actor.state_dict()}))
+    described = describe(saved(tmp_path / "model_3.pt", {"actor_state_dict": actor.state_dict(), "iter": 3}))
     assert_equal(log_prob(described, obs, actions), wanted)
     assert any(f"is taken for a std_type of {std_type}" in note for note in described.notes)
 
@@ -107,6 +112,15 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     assert "--layout" not in str(caught.value)  # a layout names an activation, and the one of the file is not known
 
 
+def test_the_clip_of_isaac_labs_wrapper_bounds_the_actions(tmp_path: Path) -> None:
+    actor, obs = mlp((5, 8, 2), nn.ELU), observations(5, 9.0)
+    path = saved(tmp_path / "model_0.pt", {"model_state_dict": named("actor", actor) | {"std": torch.ones(2)}})
+    for clip in ("0.2", "null"):
+        settings(tmp_path, f"  class_name: ActorCritic\n  activation: elu\nclip_actions: {clip}\n")
+        with torch.no_grad():
+            assert_equal(mean(describe(path), obs), actor(obs) if clip == "null" else actor(obs).clamp(-0.2, 0.2))
+
+
 def test_of_a_runs_settings_the_actors_own_count(tmp_path: Path) -> None:
     model = {"actor_state_dict": named("mlp", mlp((5, 8, 2), nn.ReLU)) | {"distribution.std_param": torch.ones(2)}}
     path = saved(tmp_path / "model_0.pt", model)
@@ -139,7 +153,7 @@ ONES = torch.ones
 )
 def test_other_checkpoints_are_one_sentence(model: Any, kind: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(kind, match=sentence) as caught:
-        policy_from(describe(saved(tmp_path / "model.pt", {"model_state_dict": model})))
+        policy_from(describe(saved(tmp_path / "model.pt", {"model_state_dict": model, "iter": 1})))
     assert "\n" not in str(caught.value)
 
 
@@ -226,12 +240,14 @@ def test_an_npz_of_statistics_with_limits_that_cannot_be_is_refused(own: dict[st
         describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
 
 
-def test_cleanrls_other_scripts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("root", ["", "model_state_dict"])
+def test_cleanrls_other_scripts(root: str, tmp_path: Path) -> None:
     obs = observations(5)
     actor, critic, network = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh), mlp((5, 8, 8, 3), nn.ReLU)
     with torch.no_grad():
         choices, values = actor(obs), network(obs)
-    described = describe(saved(tmp_path / "ppo", named("actor", actor) | named("critic", critic)))
+    model = named("actor", actor) | named("critic", critic)
+    described = describe(saved(tmp_path / "ppo", {"model_state_dict": model} if root else model))
     assert_scored(described, obs, torch.distributions.Categorical(logits=choices))
     described = describe(saved(tmp_path / "dqn", named("network", network)), Options(temperature=0.1))
     assert_scored(described, obs, torch.distributions.Categorical(logits=values / 0.1))

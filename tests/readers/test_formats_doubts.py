@@ -21,6 +21,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import open_policy
 from repolicy.readers import brax
 from repolicy.readers.context import find_statistics
+from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
@@ -256,11 +257,17 @@ def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: py
             assert said not in described.notes
 
 
+def test_a_student_of_rsl_rl_4_has_its_std(tmp_path: Path) -> None:
+    kept = named("mlp", mlp((5, 8, 2), nn.ELU)) | {"log_std": torch.tensor([0.2, 0.8]).log()}
+    described = describe(saved(tmp_path / "model_1.pt", {"student_state_dict": kept, "iter": 1}))
+    torch.testing.assert_close(policy_from(described).std, torch.tensor([0.2, 0.8]))
+
+
 @pytest.mark.parametrize("told", ["", "  distribution_cfg:\n    class_name: OwnDistribution\n", "v3"])
 def test_a_student_without_a_std_has_no_second_half(told: str, tmp_path: Path) -> None:
     """Of six actions three were taken as stds."""
     network = stirred(mlp((5, 8, 6), nn.ELU))
-    path = saved(tmp_path / "model_1.pt", {"student_state_dict": named("mlp", network)})
+    path = saved(tmp_path / "model_1.pt", {"student_state_dict": named("mlp", network), "iter": 1})
     told = "  state_dependent_std: true\n" if told == "v3" else told
     settings(tmp_path, f"student:\n  class_name: MLPModel\n  activation: elu\n{told}")
     if "Own" in told:

@@ -108,7 +108,7 @@ def test_rsl_rls_std_stays_in_the_range_of_its_settings(kind: str, std_type: str
         network[-1].bias[:] = torch.tensor([0.0, 0.0, 0.0, -9.0, 0.6, 9.0])[: len(network[-1].bias)]
         for parameter in distribution.parameters():
             parameter[:] = torch.tensor([-9.0, 0.6, 9.0])
-    kept = {"actor_state_dict": named("mlp", network) | named("distribution", distribution)}
+    kept = {"actor_state_dict": named("mlp", network) | named("distribution", distribution), "iter": 1}
     path = saved(tmp_path / "model_1.pt", kept)
     assert any("std_range" in note for note in describe(path).notes)
     settings(tmp_path, f"  activation: elu\n  std_type: {std_type}\n  std_range:{written}\n")
@@ -156,6 +156,8 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
         ("tanh\n    other:\n      activations: elu", "layers have different activations"),
         ("[]", "its activation is none"),
         ('""', "its activation is none"),
+        ("tanh\n    output_activation: tanh\n    output_scale: 1.0", "its output_activation is tanh"),
+        ('tanh\n    output_activation: ""\n    output_scale: 2.0', "its output_scale is 2.0"),
     ],
 )
 def test_skrls_other_functions_are_refused(more: str, sentence: str, tmp_path: Path) -> None:
@@ -163,6 +165,15 @@ def test_skrls_other_functions_are_refused(more: str, sentence: str, tmp_path: P
     settings(tmp_path, SKRL.format("true", more))
     with pytest.raises(CannotCopyError, match=sentence):
         describe(path)
+
+
+def test_skrls_older_settings_say_the_same(tmp_path: Path) -> None:
+    path = skrls(tmp_path / "agent_1.pt")
+    output = '    output_shape: Shape.ACTIONS\n    output_activation: ""\n    output_scale: 1.0\n'
+    settings(tmp_path, "    hidden_activation:\n    - tanh\n    - tanh\n" + output)
+    described = describe(path)
+    assert described.actor.activation == "tanh"
+    assert described.notes == ("observations are not normalized (the file has no statistics)",)
 
 
 @pytest.mark.parametrize("name", ["observation_preprocessor", "state_preprocessor"])

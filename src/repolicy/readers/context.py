@@ -179,7 +179,7 @@ def find_statistics(policy: Path) -> Path | None:
 # Settings of a run ----------------------------------------------------------------------------------------------------
 
 BLOCK_LIST = re.compile(r":(?: [!&]\S+)*[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # a YAML list of one-word entries
-SETTING = re.compile(r"^[ \t]+(?:-[ \t]+)?(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
+SETTING = re.compile(r"^[ \t]*(?:-[ \t]+)?(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
 IN_BRACES = re.compile(r"^[ \t]*(?:-[ \t]+)?(\w+):[ \t]+\{(?![ \t]*\})", re.M)
 POLICY_SECTIONS = ("actor", "policy", "student")

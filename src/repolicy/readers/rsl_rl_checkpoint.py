@@ -36,16 +36,16 @@ class Layout(NamedTuple):
     state: str  # key of the state dict in the checkpoint
     actor: str  # prefix of the actor's layers
     normalizer: str  # prefix of the normalizer
-    stds: dict[str, str]  # names of the std's tensor, each with its link to the std
 
 
-STDS = {"std": "identity", "log_std": "exp"}
-LATER_STDS = {"distribution.std_param": "identity", "distribution.log_std_param": "exp"}
+STDS = {  # names of the std's tensor, each with its link to the std; the last two since 5.0
+    "std": "identity", "log_std": "exp", "distribution.std_param": "identity", "distribution.log_std_param": "exp",
+}  # fmt: skip
 LAYOUTS = (
-    Layout("4 or later", "actor_state_dict", "mlp", "obs_normalizer", LATER_STDS | STDS),
-    Layout("1 to 3", "model_state_dict", "actor", "actor_obs_normalizer", STDS),
-    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer", STDS),
-    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer", LATER_STDS),
+    Layout("4 or later", "actor_state_dict", "mlp", "obs_normalizer"),
+    Layout("1 to 3", "model_state_dict", "actor", "actor_obs_normalizer"),
+    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer"),
+    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer"),
 )
 
 
@@ -65,16 +65,23 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     std, actor = _std(tensors, layout, actor, agent, context)
     statistics = context.statistics(actor.width, _normalizer(checkpoint, tensors, layout))
     context.notes.append("the file does not hold the scale of actions, which the environment applies")
-    actions = ActionSpace("continuous", (len(actor.output.bias),))
-    return PolicyDescription(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
+    width, [clip] = len(actor.output.bias), parse_numbers(agent, "clip_actions", "inf")
+    clips = math.isfinite(clip)
+    actions = ActionSpace("continuous", (width,), *([(-clip,) * width, (clip,) * width] if clips else ()))
+    return PolicyDescription(
+        LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics, clips=clips
+    )
 
 
 def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]] | None:
-    """Return the first layout whose actor the checkpoint has, and the tensors of its state dict."""
+    """Return the first layout whose actor the checkpoint has, and the tensors of its state dict.
+
+    Other libraries' choices have such names too, but neither a std nor the iteration that rsl_rl writes.
+    """
     for layout in LAYOUTS:
         state = checkpoint.get(layout.state)
         tensors = tensors_of(state) if isinstance(state, dict) else {}
-        if tensors_under(tensors, layout.actor):
+        if tensors_under(tensors, layout.actor) and ("iter" in checkpoint or not STDS.keys().isdisjoint(tensors)):
             return layout, tensors
     return None
 
@@ -88,7 +95,7 @@ def _check_modules(layout: Layout, tensors: dict[str, Array]) -> None:
     if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
         raise CannotCopyError("the policy looks at images")
     known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
-    others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
+    others = [name for name in tensors if not name.startswith(known) and name not in STDS]
     if others:
         raise CannotCopyError(f"it has {first_names(others)}, which no policy of rsl_rl's own has")
 
@@ -99,7 +106,7 @@ def _std(
     """Return the std and the actor without it: one std for all states, a half of the last layer, or the user's."""
     if layout.version.startswith("4") and not agent:
         context.notes.append(STD_RANGE_NOTE)
-    for name, link in layout.stds.items():
+    for name, link in STDS.items():
         if name in tensors:
             return Std("vector", finite_float32(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
     classes = agent.get("class_names", "")
@@ -110,9 +117,12 @@ def _std(
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     means, raw = actor.split_output()
     std_type = agent.get("std_type", agent.get("noise_std_type"))
-    if not std_type:  # a std itself begins at biases above 0
-        std_type = "scalar" if np.all(raw.bias > 0.0) else "log"
-        context.notes.append(f"by its biases, the second half of the last layer is taken for a std_type of {std_type}")
+    if not std_type:  # a std itself begins at biases above 0, a log-std of 0 at log(1 + 1e-7)
+        std_type = "scalar" if np.all(raw.bias > 1e-3) else "log"
+        context.notes.append(
+            f"by its biases, the second half of the last layer is taken for a std_type of {std_type}: "
+            "params/agent.yaml would say it, and --layout with halves=yes takes it for log"
+        )
     link = "exp" if std_type == "log" else "identity"
     if not agent:
         context.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")

@@ -32,6 +32,9 @@ OUTPUT_NOTE = (
 UNCLIPPED_NOTE = "skrl clips actions to the environment's bounds, which are not in the file: this copy does not"
 VARIANCE_NOTE = "before skrl 2.1.1 a MultivariateGaussian's std was the square of the one that is taken here"
 CRITIC_NOTE = "skrl 2 gives a state_preprocessor to the critic alone: if skrl 2 wrote the file, add --vecnormalize none"
+PLAIN_OUTPUTS = {  # settings of models that output the mean itself; skrl has the last two in its older form
+    "output": ("ACTIONS",), "output_activation": ("", "null", "None"), "output_scale": ("1.0", "1"),
+}  # fmt: skip
 COMPANIONS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
@@ -66,10 +69,12 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
     if agent.get("clip_actions", "").lower() == "true":
         context.notes.append(UNCLIPPED_NOTE)
-    if "output" not in agent:
+    model = setting_pairs(context.path, "policy")
+    for name, value in model:
+        if value not in PLAIN_OUTPUTS.get(name, value):
+            raise CannotCopyError(f"params/agent.yaml says that its {name} is {value}")
+    if not {"output", "output_shape"} & {name for name, _ in model}:
         context.notes.append(OUTPUT_NOTE)
-    elif agent["output"] != "ACTIONS":
-        raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
     version = "2" if PREPROCESSORS[0] in checkpoint else ""
     kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
     return PolicyDescription(
@@ -80,7 +85,9 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
 def _activation(path: Path) -> str | None:
     """Return the activation in the run's settings; refuse different activations per layer, and none."""
     pairs = setting_pairs(path, "policy")
-    names = {each for name, value in pairs if name == "activations" for each in parse_list(value)}
+    names = {
+        each for name, value in pairs if name in ("activations", "hidden_activation") for each in parse_list(value)
+    }
     if len(names) > 1:
         raise CannotCopyError("its layers have different activations")
     return (names.pop() or "none") if names else None
