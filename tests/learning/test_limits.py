@@ -98,7 +98,7 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     omega, alpha, env = 0.5, ALPHA, tiny("LinearQuadratic")
     wanted = float(of_both(omega, alpha).gain)
     request = Request(env, residual(0.2, alpha), replace(SLOW, keep=0.5), prior="a checksum")
-    measured = -float(measure_prior_rewards(read_policy(prior).policy, request, SingleRank())[:-1].mean())
+    measured = -measure_prior_rewards(read_policy(prior).policy, request, SingleRank())[1]
     keep, log = 2.0 - mean_cost(wanted) / measured, Log()
     settings = replace(SLOW, keep=keep)
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
@@ -168,6 +168,21 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
         assert float(expected_rewards(earns, ages, last & ends).sum()) == pytest.approx(4.75)
 
 
+def test_a_step_of_the_prior_earns_the_same_however_long_its_episodes_are(prior: Path) -> None:
+    """Each step pays 1 and is the last one with probability 0.2, so few episodes are as long as the longest."""
+    request = Request(tiny("Mortal"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
+    rewards, reward = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
+    assert reward == pytest.approx(1.0)
+    assert float(rewards[:-1].mean()) < 0.5
+    held = multipliers(keep=0.9)
+    held.hold_share(rewards, reward)
+    ages = np.ones((2, 8), int)
+    steps: Any = SimpleNamespace(basic=np.full((2, 8), 0.9), ages=ages, terminated=np.zeros((2, 8), bool))
+    assert held.metrics(held.local_sums(steps, steps), residual(0.2, 0.1))["kept"] == pytest.approx(0.9)
+    held.steer({}, residual(0.2, 0.1))
+    assert held.kept.violation == pytest.approx(0.0)
+
+
 def test_few_environments_tell_their_noise_by_parts_of_their_steps() -> None:
     steps = torch.arange(32.0)
     assert block_means(steps.reshape(16, 2)).tolist() == [3, 4, 11, 12, 19, 20, 27, 28]
@@ -223,7 +238,7 @@ def multipliers(**settings: Any) -> Multipliers:
 def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> None:
     """Eight environments of two steps, in which the prior earns 1 and then 3 a step: 2 on average."""
     held, weights = multipliers(keep=0.9), residual(0.2, 0.1)
-    held.prior_rewards = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
+    held.hold_share(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64), 2.0)
     ages, noise = np.array([[1] * 8, [2] * 8]), 0.1 * 7**0.5 * np.repeat([1.0, -1.0], 4)  # an error of 0.1
     shares, logs = [], []
     for lost in (0.4, 0.2):
@@ -242,7 +257,7 @@ def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> No
 def test_falls_that_lose_what_may_be_lost_move_omega_as_often_up_as_down(falls: int) -> None:
     """The prior earns 1 in each of 1,000 steps. Of 10 episodes some fall half-way: just the share is kept."""
     held = multipliers(keep=1.0 - 0.05 * falls)
-    held.prior_rewards = torch.cat([torch.ones(1000, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
+    held.hold_share(torch.cat([torch.ones(1000, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)]), 1.0)
     lengths = [500 if episode < falls else 1000 for episode in range(10)] * 20
     ages = np.concatenate([np.arange(1, length + 1) for length in lengths])
     fell = (ages == 500) & np.repeat(np.array(lengths) == 500, lengths)
@@ -252,7 +267,7 @@ def test_falls_that_lose_what_may_be_lost_move_omega_as_often_up_as_down(falls: 
         steps: Any = SimpleNamespace(basic=np.ones((500, 1)), ages=ages[part, None], terminated=fell[part, None])
         held.metrics(held.local_sums(steps, steps), residual(0.2, 0.1))
         held.steer({}, residual(0.2, 0.1))
-        violations.append(held.budget_violation)
+        violations.append(held.kept.violation)
     assert np.mean(violations[len(violations) // 2 :]) == pytest.approx(0.0, abs=0.3)
 
 

@@ -147,6 +147,16 @@ class HeldLimit:
         lowest, highest = self.initial_weight / MAX_WEIGHT_CHANGE, self.initial_weight * MAX_WEIGHT_CHANGE
         self.weight = max(lowest, min(highest, weight))
 
+    def state(self) -> list[float]:
+        """Return the numbers of a checkpoint."""
+        measured = (number for number in (self.violation, self.noise) if number is not None)
+        return [self.weight, self.initial_weight, self.unit, *measured]
+
+    def restore(self, numbers: Sequence[float]) -> None:
+        """Load what `state` returned."""
+        self.weight, self.initial_weight, self.unit, *measured = numbers
+        self.violation, self.noise, *_ = [*measured, None, None]  # an older checkpoint has no noise
+
 
 def initial_worth(objective: Objective, task: float) -> float:
     """Return what a limit's quantity is worth at first: as much as a nat of the prior, or a share of the task's reward.
@@ -188,17 +198,13 @@ class Limits(dict[str, HeldLimit]):
 
     def state(self) -> dict[str, list[float]]:
         """Return the numbers of a checkpoint."""
-        state = {name: [held.weight, held.initial_weight, held.unit] for name, held in self.items()}
-        for name, held in self.items():
-            state[name] += [number for number in (held.violation, held.noise) if number is not None]
-        return state
+        return {name: held.state() for name, held in self.items()}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Load what `state` returned; a limit that is not in it begins anew."""
         for name, numbers in state.items():
             if held := self.get(name):
-                held.weight, held.initial_weight, held.unit, *measured = numbers
-                held.violation, held.noise, *_ = [*measured, None, None]  # an older checkpoint has no noise
+                held.restore(numbers)
 
 
 class Multipliers:
@@ -208,11 +214,18 @@ class Multipliers:
         """`size`: number of observation entries that a limit's quantity sees."""
         self.settings, self.size = request.settings, size
         self.keep = request.settings.keep
-        self.budget_violation: float | None = None if self.keep else -MAX_VIOLATION
+        self.budget_violation = -MAX_VIOLATION
         self.limits = Limits(parse_limits(request.limits, request.env))
-        self.surplus = Estimate(0.0, 0.0)  # the reward of a step beyond the share to keep of what the prior earns
-        self.surplus_noise: float | None = None  # its usual one, in the unit of the violation
-        self.prior_rewards: Tensor | None = None  # of `measure_prior_rewards` [L], where a share of them is kept
+        # Omega holds the reward of a step beyond the share to keep of what the prior earns: `surplus`, at least 0.
+        self.kept = HeldLimit(Limit("surplus", -1, 0.0), request.objective.omega, request.objective.omega)
+        self.surplus = Estimate(0.0, 0.0)
+        self.prior_rewards: Tensor | None = None  # at each age [L], where a share of them is kept
+        self.may_lose = max(1.0 - (self.keep or 0.0), MIN_LOST_SHARE)  # a share; by how much more `kept` is off by 1
+
+    def hold_share(self, prior_rewards: Tensor, step_reward: float) -> None:
+        """Keep a share of what `measure_prior_rewards` returned."""
+        self.prior_rewards = prior_rewards
+        self.kept.unit = self.may_lose * max(abs(step_reward), 1e-12)
 
     def price(self, rollout: Rollout) -> Tensor | None:
         """Return what the limits take from the reward of each step, `[T, N]`."""
@@ -241,7 +254,6 @@ class Multipliers:
             prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(deployed_rollout.terminated))
             may_lose = (1.0 - self.keep) * torch.sign(self.prior_rewards.sum())
             values["surplus"] = basic - prior * (1.0 - may_lose)
-            sums["prior"] = float(block_means(prior).sum())
         for name, quantity in values.items():
             means = block_means(quantity)
             sums |= {f"sum {name}": float(means.sum()), f"squares {name}": float(means.square().sum())}
@@ -258,7 +270,7 @@ class Multipliers:
 
         if self.keep:
             self.surplus = measured("surplus")
-            metrics["kept"] = self.keep + self.surplus.mean / max(abs(sums["prior"] / count), 1e-12)
+            metrics["kept"] = self.keep + self.may_lose * self.surplus.mean / self.kept.unit
         if not self.limits:
             return metrics
         sizes = {name: math.sqrt(sums[f"size {name}"] / self.settings.iteration_steps) for name in self.limits}
@@ -268,32 +280,25 @@ class Multipliers:
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every limit's weight, and return the objective with the weights that a budget or a kept share moves."""
         self.limits.steer()
-        budget, last = self.settings.budget, self.budget_violation
-        if budget is None:
-            return objective
+        budget, steps = self.settings.budget, self.settings.iteration_steps
         if self.keep:
-            assert self.prior_rewards is not None
-            prior_reward = max(abs(float(self.prior_rewards[:-1].mean())), 1e-12)  # of a step
-            unit = max(1.0 - self.keep, MIN_LOST_SHARE) * prior_reward
-            self.surplus_noise = usual_noise(self.surplus.error / unit, self.surplus_noise)
-            violation = limit_violation(-self.surplus.mean / unit, self.surplus_noise, last)
-            self.budget_violation = violation
-            return replace(objective, omega=moved_weight(objective.omega, violation, limit_change(violation, last)))
-        assert last is not None
-        moved, self.budget_violation = follow_budget(objective, budget, metrics, last, self.settings.iteration_steps)
-        return moved
+            self.kept.move(self.surplus)
+            objective = replace(objective, omega=self.kept.weight)
+        elif budget is not None:
+            objective, self.budget_violation = follow_budget(objective, budget, metrics, self.budget_violation, steps)
+        return objective
 
     def state(self) -> dict[str, Any]:
         """Return the numbers of a checkpoint; `prior_rewards` is a tensor, which the worker stores."""
-        moving = {"off_budget": self.budget_violation, "surplus_noise": self.surplus_noise}
-        state: dict[str, Any] = {name: number for name, number in moving.items() if number is not None}
-        return state | ({"limits": self.limits.state()} if self.limits else {})
+        kept = {"kept": self.kept.state()} if self.keep else {}
+        return {"off_budget": self.budget_violation, "limits": self.limits.state(), **kept}
 
     def restore(self, state: dict[str, Any], prior_rewards: Tensor | None) -> None:
         """Load what `state` returned."""
-        self.budget_violation, self.surplus_noise = state.get("off_budget"), state.get("surplus_noise")
-        self.prior_rewards = prior_rewards
+        self.budget_violation, self.prior_rewards = state["off_budget"], prior_rewards
         self.limits.restore(state.get("limits", {}))
+        if self.keep:
+            self.kept.restore(state["kept"])
 
 
 def block_means(values: Tensor) -> Tensor:
@@ -323,21 +328,24 @@ def deployed_episodes(policy: Policy, request: Request) -> Evaluation:
         return run_episodes(policy, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
 
 
-def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> Tensor:
-    """Return the prior's mean reward at each age of an episode `[L]`; the last is 0, when all episodes have ended.
+def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> tuple[Tensor, float]:
+    """Return the prior's mean reward at each age of an episode `[L]`, and of all steps.
 
-    The first rank measures them, and every rank gets the same bits.
+    The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
     """
-    means = torch.zeros(EPISODE_CAP, dtype=torch.float64)
+    measured = torch.zeros(EPISODE_CAP + 1, dtype=torch.float64)
     if team.index == 0:
         episodes = deployed_episodes(prior, request)
         assert episodes.steps is not None
         rewards = episodes.steps.rewards
         is_running = np.arange(len(rewards))[:, None] < episodes.lengths
-        means[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))[:EPISODE_CAP]
-    team.sum(means)
+        measured[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))[:EPISODE_CAP]
+        measured[-1] = episodes.lengths.mean()
+    team.sum(measured)
+    means, length = measured[:-1], float(measured[-1])
     last = int(means.nonzero().max()) if means.any() else 0
-    return torch.cat([means[: last + 1], means.new_zeros(1)])
+    rewards_by_age = means[: last + 1]
+    return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length
 
 
 MORE_STEPS = "the weights follow slowly, and more --steps give them time"
@@ -358,7 +366,7 @@ def kept_sentence(prior: Policy, policy: Policy, request: Request) -> str:
 def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
     """Return a sentence for a budget and for each limit that is broken at the end of a run."""
     budget, violation, sentences = multipliers.settings.budget, multipliers.budget_violation, []
-    if budget is not None and violation is not None and not multipliers.keep and violation > math.log(OVERSPENT_RATIO):
+    if budget is not None and violation > math.log(OVERSPENT_RATIO):
         beside = budget.comparison.format(logged[budget.metric][-1], budget.amount)
         sentences.append(f"the run ends beyond its budget: {beside}; {MORE_STEPS}")
     for name, held in multipliers.limits.items():
