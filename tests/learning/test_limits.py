@@ -251,6 +251,8 @@ def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> No
     # Off by 1, a tenth of the old return. Then by 0 ± ½, of which a quarter counts: ¾.
     assert logs == pytest.approx([0.03, 0.03 + 0.03 * 0.75 - 0.25])
     assert weights.alpha == 0.1
+    same = held.steer({}, residual(0.3, "omega"))
+    assert same.alpha == same.omega == held.kept.weight, "alpha is omega, wherever that moves"
 
 
 @pytest.mark.parametrize("falls", [1, 4])

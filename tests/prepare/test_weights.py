@@ -145,6 +145,9 @@ def test_a_budget_begins_where_a_nat_costs_its_worth_once_that_is_spent(asked: O
     assert decide(asked, unknown, ENV, (), held).objective == kl(0.001)
     of_log_prior = replace(FEW, log_prior_budget=1.0)
     assert decide(residual(), small, ENV, (), of_log_prior).objective.alpha == 0.001, "where alpha does not move"
+    for same in (kl(), residual(alpha="omega")):
+        with pytest.raises(UsageError, match="moves omega alone, so --alpha omega and --objective kl do not go with"):
+            decide(same, small, ENV, (), of_log_prior)
 
 
 def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repolicy.addons import parse_limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import MAX_VIOLATION, HeldLimit, Limits, expected_rewards, follow_budget
+from repolicy.learning.multipliers import MAX_VIOLATION, HeldLimit, Limits, expected_rewards, follow_budget, with_omega
 from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
@@ -124,7 +124,7 @@ class Steering:
             self.priced_limits.steer()
             self.kept_share.steer()
             for held in self.kept_share.values():
-                self.objective = replace(self.objective, omega=held.weight)
+                self.objective = with_omega(self.objective, held.weight)
             if self.budget is not None:
                 self.objective, self.budget_violation = follow_budget(
                     self.objective, self.budget, spending, self.budget_violation, samples
@@ -179,7 +179,9 @@ class Steering:
             self.kl_budget, self.log_prior_budget = state.get("kl_budget"), state.get("log_prior_budget")
         has_moved = any(state.get(name) is not None for name in ("kl_budget", "log_prior_budget", "keep"))
         if unchanged or (has_moved and self.settings.budget is not None):
-            moved = {"omega", "alpha"} if self.kl_budget is not None else {"omega"}
+            is_one = saved.omega == saved.alpha and self.objective.omega == self.objective.alpha
+            both = self.kl_budget is not None or is_one
+            moved = {"omega", "alpha"} if both else {"omega"}
             self.objective = replace(self.objective, **{name: weights[name] for name in unnamed | moved})
             if self.kl_budget is not None and state.get("kl_budget") is None:
                 self.objective = replace(self.objective, alpha=self.objective.omega)

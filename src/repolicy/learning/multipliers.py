@@ -117,6 +117,11 @@ def follow_budget(
     return steered_objective(objective, last, violation, omega_alone=omega_alone), violation
 
 
+def with_omega(objective: Objective, omega: float) -> Objective:
+    """Return the objective with the omega that a kept share moved; an alpha that is the same number stays the same."""
+    return replace(objective, omega=omega, alpha=omega if objective.alpha == objective.omega else objective.alpha)
+
+
 @dataclass
 class HeldLimit:
     """A limit with its multiplier, and its violation and usual noise: None before they were measured."""
@@ -283,7 +288,7 @@ class Multipliers:
         budget, steps = self.settings.budget, self.settings.iteration_steps
         if self.keep:
             self.kept.move(self.surplus)
-            objective = replace(objective, omega=self.kept.weight)
+            objective = with_omega(objective, self.kept.weight)
         elif budget is not None:
             objective, self.budget_violation = follow_budget(objective, budget, metrics, self.budget_violation, steps)
         return objective

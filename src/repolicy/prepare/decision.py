@@ -93,6 +93,9 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
             raise UsageError(
                 f"{option} goes with --omega auto, which begins at --alpha, and no other --objective than residual"
             )
+        if settings.log_prior_budget is not None and (omega == "alpha" or objective.alpha == "omega"):
+            what = "--log-prior-budget moves omega alone, so --alpha omega and --objective kl do not go with it"
+            raise UsageError(f"{what}: leave them out, or take --kl-budget, which moves both together")
         return PriorTerms("auto", states)
     if settings.keep is not None and omega == "auto":
         omega = None  # a share to keep moves omega in any case, from what is chosen where none is named
