@@ -197,6 +197,15 @@ def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
         describe(bounded)
 
 
+def record_scaling(folder: Path, scales: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write into a checkpoint's folder whether its actions are scaled."""
+    pipeline = folder / ACTIONS_PIPELINE
+    pipeline.mkdir(parents=True)
+    kind = class_named(monkeypatch, f"ray.actions.{ACTIONS_SCALER}")
+    connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": False})]
+    (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": connectors})}))
+
+
 @pytest.mark.parametrize("scales", [False, True])
 def test_whether_actions_are_scaled_stands_in_the_checkpoint(
     write: Any, scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,17 +213,26 @@ def test_whether_actions_are_scaled_stands_in_the_checkpoint(
     net, state = made(4)
     write(state, Box(-2.0, 2.0, (2,)))
     folder, obs = into_folder(tmp_path), observations(5)
-    pipeline = folder / ACTIONS_PIPELINE
-    pipeline.mkdir(parents=True)
-    kind = class_named(monkeypatch, f"ray.actions.{ACTIONS_SCALER}")
-    connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": False})]
-    (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": connectors})}))
+    record_scaling(folder, scales, monkeypatch)
     described = describe(folder / RLLIB)
     with torch.no_grad():
         loc, log_std = net(obs).chunk(2, -1)
     factor = 2.0 if scales else 1.0
     assert_scored(described, obs, torch.distributions.Normal(factor * loc, factor * log_std.exp()))
     assert not any("scaled" in note for note in described.notes)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_what_sac_sends_is_scaled_only_where_the_checkpoint_says_so(
+    write: Any, scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, state = made(4, "pi_encoder")
+    write(state, Box(-2.0, 2.0, (2,)), TAUGHT.format("sac", "SAC"))
+    folder, obs = into_folder(tmp_path), observations(5)
+    record_scaling(folder, scales, monkeypatch)
+    with torch.no_grad():
+        loc = net.double()(obs.double()).chunk(2, -1)[0]
+    assert_equal(mean(describe(folder / RLLIB), obs), (2.0 if scales else 1.0) * torch.tanh(loc).numpy())
 
 
 def test_sac(write: Any) -> None:
@@ -231,6 +249,7 @@ def test_sac(write: Any) -> None:
         slope = torch.log(1.0 - torch.tanh(before) ** 2).sum(-1)
     described = describe(path)
     assert described.kind == "SAC"
+    assert any("RLlib itself leaves out SAC's tanh" in note for note in described.notes)
     assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope)
     assert_equal(mean(described, obs), low + (torch.tanh(loc).numpy() + 1.0) / 2.0 * (high - low))
 

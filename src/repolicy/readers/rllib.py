@@ -51,6 +51,10 @@ SCALED_NOTE = (
     "actions are scaled from [-1, 1] to the environment's bounds, as RLlib does unless normalize_actions is turned off"
 )
 
+GREEDY_NOTE = (
+    "without exploration, RLlib itself leaves out SAC's tanh and cuts its means at -1 and 1: this copy has the tanh"
+)
+
 
 def matches(saved: Any) -> bool:
     """Return whether a pickle is the state of a module of RLlib's."""
@@ -81,6 +85,8 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     if actions.kind == "discrete":
         return policy
     squashed = body == SAC_BODY
+    if squashed:
+        context.notes.append(GREEDY_NOTE)
     bound = float(tensors[BOUND].item()) if BOUND in tensors else DEFAULT_BOUND
     low, high = SAC_BOUNDS if squashed else (-bound, bound)
     if has_std_head:
@@ -89,10 +95,13 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     else:
         std = Std("vector", finite_float32(tensors[LOG_STD], LOG_STD), "exp", low, high)
     policy = replace(policy, actor=network, std=std, squashed=squashed, clips=not squashed)
-    if squashed or (set(actions.low) == {-1.0} and set(actions.high) == {1.0}):
+    if set(actions.low) == {-1.0} and set(actions.high) == {1.0}:
         return policy
     scaled = dict(_connectors(context, ACTIONS_PIPELINE)).get(ACTIONS_SCALER, {}).get("normalize_actions")
-    if scaled is False:
+    if scaled is False and squashed:  # the environment gets what tanh gives
+        ones = (1.0,) * len(actions.low)
+        return replace(policy, actions=replace(actions, low=tuple(-one for one in ones), high=ones))
+    if scaled is False or squashed:
         return policy
     return _to_bounds(policy, std, context, is_recorded=scaled is not None)
 
