@@ -37,7 +37,7 @@ class Plan:
     addon: str
     omega: float | None = None
     states: float | None = None
-    value: bool = False
+    value: bool | None = None
     learned: bool = False
     search: dict[str, Any] = field(default_factory=dict)
     episodes: int = 4

@@ -26,6 +26,7 @@ from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CopyModel
 from repolicy.planning.value import rollouts_in
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -101,7 +102,7 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
     monkeypatch.setattr(asking, "mean_reward", payment)
     monkeypatch.setattr(asking, "fitted_value", lambda *_: lambda observations: observations[:, 0])
     falls = [SimpleNamespace(terminated=np.ones(1, bool))]
-    score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), falls)
+    score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), falls, True)
     assert (score.omega, score.states) == pytest.approx((0.5 * omega, 0.2 * states))
     assert (score.value is not None) == has_value
     assert f"omega is {score.omega:.3g}" in told
@@ -117,12 +118,32 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
         assert len(candidates(policy, rollouts_in(policy, env, 0), judge, 0)) == count
 
 
+def test_no_value_is_tried_where_it_is_ruled_out(prior, monkeypatch):
+    monkeypatch.setattr(asking, "mean_reward", lambda *_: 0.0)
+    monkeypatch.setattr(asking, "fitted_value", lambda *_: pytest.fail("a value was fitted"))
+    falls = [SimpleNamespace(terminated=np.ones(1, bool))]
+    best_of_trials(prior, CHEETAH, None, JUDGE, Search(samples=64), falls, False)
+
+
+@pytest.mark.parametrize("states", [0.0, 0.2])
+def test_an_end_at_a_goal_is_free_with_and_without_a_price_on_states(states, monkeypatch, tmp_path):
+    with_few_states(monkeypatch)
+    policy = frozen(Policy(PolicySpec(1, ActionSpace("continuous", (1,)))))
+    save_policy(tmp_path / "prior.safetensors", policy, {})
+    made = plan(tmp_path / "prior.safetensors", tiny("constant"), env=tiny("Mortal"), omega=0.2, states=states)
+    assert made.score.end_cost == 0.0
+    made = replace(made, score=replace(made.score, states=0.0))  # as the live page's slider
+    keeping.save_planner(made, tmp_path / "plan")
+    again = keeping.open_planner(tmp_path / "plan", trust=True).agent
+    assert again.score.may_end
+
+
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])
 def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     monkeypatch.setattr("repolicy.planning.asking.best_of_trials", lambda *_: pytest.fail("it was tried"))
     with_few_states(monkeypatch)
     monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
-    asked = {"omega": None, "states": None, "value": False} | named
+    asked = {"omega": None, "states": None} | named
     made = plan("halfcheetah", "hind_leg=10", **asked, search=Search(samples=4))
     assert made.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
     assert made.search.horizon == (4 if "value" in named else 8)

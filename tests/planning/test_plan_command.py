@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 
 import gymnasium
 import mujoco
@@ -315,15 +314,24 @@ def test_a_port_that_is_taken_is_one_sentence(session):
             server(session, taken.getsockname()[1])
 
 
-def test_a_value_that_was_fitted_to_weights_is_refused_by_the_page_that_moves_them(session, tmp_path):
-    valued = replace(session.planner.score, value=lambda observations: observations[:, 0])
-    with pytest.raises(UsageError, match=r"plan with --omega 0.1 --states 0, and without --value"):
-        LiveSession(replace(session.planner, score=valued), tmp_path)
+@pytest.mark.parametrize(("words", "value"), [(["--live", "--port", "0"], False), ([], None), (["--value"], True)])
+def test_trials_for_the_page_choose_no_value_which_its_sliders_would_make_wrong(words, value, monkeypatch, tmp_path):
+    asked = []
+
+    def plan(*_, **options):
+        asked.append(options["value"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("repolicy.planning.asking.plan", plan)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(["plan", "hopper", "--addon", "height", "--out", str(tmp_path / "plan"), *words])
+    assert asked == [value]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["--value"], "leave out --value"),
         (["--port", "65536"], "0 to 65535): choose another --port"),
         (["--port", "0", "--env", "Pendulum-v1"], "plan without --live"),  # no page draws it
     ],

@@ -343,16 +343,16 @@ def test_copies_plan_what_mujocos_batches_plan(prior, wish):
     )
 
 
-def test_copies_are_not_stepped_beyond_their_end_and_those_that_break_down_do_not_count():
+def test_copies_are_not_stepped_beyond_their_end_and_those_that_break_down_do_not_count(monkeypatch):
+    monkeypatch.setattr("repolicy.planning.asking.may_end", lambda _: False)
+    monkeypatch.setattr("repolicy.planning.asking.rollouts_in", lambda *_: [])  # which would break down
     made = repolicy.plan(
         Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)))),
         height, env=f"{__name__}:Brittle", omega=0.1, states=0.0, search=replace(SEARCH, samples=50),
     )  # fmt: skip
-    envs = GymnasiumEnvs(made.env, 1, 0)
-    seen = envs.reset()
+    seen = (envs := GymnasiumEnvs(made.env, 1, 0)).reset()
     made.watch(envs)
-    draws = np.random.default_rng(0).standard_normal((1, 50, 4, 1))
-    found = made.candidates(seen, np.zeros((1, 4, 1)), draws)
+    found = made.candidates(seen, np.zeros((1, 4, 1)), np.random.default_rng(0).standard_normal((1, 50, 4, 1)))
     broken = np.isneginf(found.scores)
     assert 0 < broken.sum() < 40
     assert found.weights[~broken].sum() == pytest.approx(1.0)

@@ -26,6 +26,7 @@ from repolicy.prepare import states
 from repolicy.prepare.spending import estimate_spending
 from repolicy.prepare.states import (
     check_learnable,
+    familiarity,
     fit_prior_density,
     observation_count,
     prior_rollouts,
@@ -181,7 +182,14 @@ def test_where_nearly_all_of_the_priors_episodes_end_its_ends_are_free() -> None
     inputs = torch.randn(2_000, 2, generator=torch.Generator().manual_seed(0)).double()
     ends = torch.tensor([[9.0, 9.0], [5.0, -5.0]]).double()
     found = fit_density(inputs, Normalizer(2), ends, episodes=2)
-    assert float(found.usual_end) == pytest.approx(float(found.familiarity(ends).mean()))
+    assert float(found.usual_end) == float(found.familiarity(ends).min())
+    many = 4.0 + 2.0 * torch.rand(80, 2, generator=torch.Generator().manual_seed(1)).double()
+    many[:8] *= 1.6  # a tenth, far beyond the others
+    paid = familiarity(
+        fit_density(inputs, Normalizer(2), many, 80), many.float(), torch.full((80,), 60), torch.ones(80).bool(), 0.9
+    )
+    assert not paid[8:].any(), "nine tenths of its ends are free"
+    assert (paid < -0.1).sum() == 7
     assert float(found.usual_end) < -1.0
     for some in (fit_density(inputs, Normalizer(2), ends, episodes=3), fit_density(inputs, Normalizer(2), ends[:0], 0)):
         assert float(some.usual_end) == 0.0, "a prior that falls now and then: else its own falls would be free"

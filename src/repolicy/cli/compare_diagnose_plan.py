@@ -216,8 +216,9 @@ class Plan(RunsPolicy):
         start = open_prior(self.prior, self.reading, trust=self.trust)
         self._check_prior(start)
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
+        value = self.value or (False if self.live else None)  # a value that trials chose would not fit the sliders
         planner = plan(
-            start, self.addon, env=self.env, omega=self.omega, states=self.states, value=self.value, search=search,
+            start, self.addon, env=self.env, omega=self.omega, states=self.states, value=value, search=search,
             learned=self.learned, trust=self.trust, say=terminal.say,
         )  # fmt: skip
         terminal.say(*planner.notes)
@@ -252,6 +253,10 @@ class Plan(RunsPolicy):
         for name in ("episodes", "steps"):
             if self.live and getattr(self, name) != getattr(Plan, name):
                 raise UsageError(f"--{name} goes without --live")
+        if self.live and self.value:
+            raise UsageError(
+                "the value at a plan's end is fitted with the weights that --live moves: leave out --value"
+            )
         if self.port != Plan.port and not self.live:
             raise UsageError("--port goes with --live")
         counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}

@@ -111,9 +111,9 @@ class PriorReward:
         `[...]` and the log-probabilities `[...]` that the policy gave those actions. Where states have a price, it also
         takes the observations that the steps led to; their ages `[...]`, 1 after an episode's first step, since the
         price begins after age 50 (without ages, with the first step); and which steps terminated their episode, or
-        the policy may learn to escape the price by an end. All are tensors, and the result is one on their device
-        without a gradient; or all are arrays, and it is an array. It changes none of them. Raises where a part is not
-        finite.
+        the policy may learn to escape the price by an end. Leave `terminated` out where the prior's own episodes end at
+        a goal, which would be charged as a fall is. All are tensors, and the result is one on their device without a
+        gradient; or all are arrays, and it is an array. It changes none of them. Raises where a part is not finite.
 
         A prior of ours computes with torch. Any other gets the observations and actions as they are, so with your own
         `log_prob` in JAX the whole function can be compiled, unless a budget moves its weights or states have a price.

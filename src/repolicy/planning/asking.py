@@ -42,6 +42,8 @@ from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 from repolicy.text import Say
 
+FEW_STEPS = 1  # of a run before which the fewest states of a prior are collected
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Planned(Planner):
@@ -64,7 +66,7 @@ def plan(
     env: EnvLike | None = None,
     omega: float | None = None,
     states: float | None = None,
-    value: bool = False,
+    value: bool | None = None,
     search: Search | None = None,
     learned: bool = False,
     options: Options | None = None,
@@ -77,10 +79,10 @@ def plan(
         prior: a policy, its file, its run's folder, the name of a shipped one, or a result of `open_prior`.
         addon: the wish: a name, a function, or a list of them.
         env: an id, or a function that makes one environment; by default the one named in the prior's file.
-        omega: the weight of the prior. If neither `omega` nor `states` nor `value` is given, short trials choose the
-            weights. Otherwise the default is what a nat of the prior's log-probability is worth.
+        omega: the weight of the prior. If neither `omega` nor `states` is given, nor `value` true, short trials choose
+            the weights. Otherwise the default is what a nat of the prior's log-probability is worth.
         states: the weight of the price on states that the prior does not visit. The default is chosen like `omega`.
-        value: add a value at a plan's end, which is fitted to the prior's episodes.
+        value: add a value at a plan's end, which is fitted to the prior's episodes. The default is what trials choose.
         search: the settings of the search: samples, horizon and so on.
         learned: simulate with a model learned from the prior's own steps instead of the environment's simulator.
         options: how to read the prior's file, if it is another library's.
@@ -97,7 +99,7 @@ def plan(
     policy = start.saved.policy
     is_discrete = policy.actions.kind == "discrete"
     if is_discrete:
-        _check_tree(start.name, policy, value, learned)
+        _check_tree(start.name, policy, bool(value), learned)
     place = start.env(trust) if env is None else env_name(env)
     wishes = requests_of(addon)
     wish = _wish_in(place, wishes)
@@ -117,12 +119,13 @@ def plan(
     with one_thread():
         if states:
             check_learnable(policy)
-        rollouts = rollouts_in(policy, place, search.seed) if states or runs_trials or value else []
+        reads_states = bool(states or runs_trials or value)  # otherwise only whether its episodes end by themselves
+        rollouts = rollouts_in(policy, place, search.seed, Settings().steps if reads_states else FEW_STEPS)
         density = density_of_rollouts(rollouts, policy, observation_count(Settings().steps)) if states else None
-        score = Score(wish, omega, states, search.discount, density, None, bool(rollouts) and may_end(rollouts))
+        score = Score(wish, omega, states, search.discount, density, None, may_end(rollouts))
         if runs_trials:
             say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
-            score, trials_note = best_of_trials(policy, place, model, score, search, rollouts)
+            score, trials_note = best_of_trials(policy, place, model, score, search, rollouts, value is None)
             notes = [trials_note]
         elif value:
             score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
@@ -202,12 +205,18 @@ CANDIDATES = ((1.0, 1.0, False), (1 / 3, 1.0, False), (1 / 3, 1 / 3, True))
 
 
 def best_of_trials(
-    prior: Policy, env: str, model: Model, worth: Score, search: Search, rollouts: Sequence[Rollout]
+    prior: Policy,
+    env: str,
+    model: Model,
+    worth: Score,
+    search: Search,
+    rollouts: Sequence[Rollout],
+    may_have_value: bool,
 ) -> tuple[Score, str]:
     """Try all candidates; return the best one and a sentence about it. `worth` has the weights that a nat is worth."""
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
     brief = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
-    scores = candidates(prior, rollouts, worth, search.seed)
+    scores = candidates(prior, rollouts if may_have_value else [], worth, search.seed)
     planners = (Planner(prior, model, score, brief.filled(False, score.value is not None)) for score in scores)
     rewards = [mean_reward(planner, prior, env, judge) for planner in planners]
     best = scores[int(np.argmax(rewards))]
@@ -219,7 +228,7 @@ def best_of_trials(
 
 
 def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> list[Score]:
-    """Return the scores to try. One with a value is tried only if the prior's episodes end early, but not too early.
+    """Return the scores to try. One with a value is tried only if episodes in `rollouts` end early, but not too early.
 
     If no episode ends, the value knows of no fall, and its errors made plans worse although the trials preferred them.
     """

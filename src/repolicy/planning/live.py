@@ -67,16 +67,9 @@ def check_robot(name: str) -> None:
 
 
 class LiveSession:
-    """A planner at work in one environment, with the values that the page shows and the settings that it may change.
-
-    Raises UsageError for a planner with a value, which would have to be fitted again whenever a slider moves.
-    """
+    """A planner at work in one environment, with the values that the page shows and the settings that it may change."""
 
     def __init__(self, planner: Planned, out: Path) -> None:
-        if planner.score.value is not None:
-            weights = f"--omega {planner.score.omega:.3g} --states {planner.score.states:.3g}"
-            what = "the value at a plan's end was fitted with the weights that the live page moves"
-            raise UsageError(f"{what}: plan with {weights}, and without --value")
         self.planner, self.out, self.lock = planner, out, threading.Lock()
         self.is_over, self.streams = False, list[threading.Thread]()  # the threads that act for an open page
         self._envs: Any = make_envs(planner.env, 1, planner.search.seed, "gymnasium")

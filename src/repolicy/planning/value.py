@@ -48,9 +48,9 @@ HIDDEN, EPOCHS = (64, 64), 8
 NETWORKS = 4  # the value is their mean, because a planner exploits the errors of a single network
 
 
-def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
-    """Collect rollouts of the prior's sampled actions."""
-    with closing(prior_rollouts(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
+def rollouts_in(prior: Policy, env: str, seed: int, steps: int = Settings().steps) -> list[Rollout]:
+    """Collect rollouts of the prior's sampled actions, in as many environments as before a run of so many steps."""
+    with closing(prior_rollouts(prior, Request(env, residual(), Settings(seed=seed, steps=steps)))) as rollouts:
         return [*islice(rollouts, BLOCKS)]
 
 

@@ -20,7 +20,7 @@ FREEDOM = 5.0  # degrees of freedom of Student's t
 STRETCH = 50  # number of consecutive states that are used for the fit together, or not at all
 LIKELY_SHARE = 0.8  # share of the stretches to which the Gaussian is fitted
 ROUNDS = 10  # number of times to choose stretches and fit the Gaussian to them
-USUAL_ENDS = 0.9  # share of the prior's episodes that end by themselves, from which on its ends are free
+USUAL_ENDS = 0.9  # share of the prior's episodes that end by themselves, from which on so many ends are free
 RIDGE = 1e-4  # added to the covariance, as a share of the observations' variances
 MIN_VARIANCE = 1e-10  # an observation with less variance counts as constant under the prior
 
@@ -38,7 +38,7 @@ class Density:
     edge: Tensor  # [], the squared distance below which three quarters of the prior's states lie
     shift: Tensor  # [O], of the normalizer with which the density was fitted
     scale: Tensor  # [O], of this normalizer
-    usual_end: Tensor  # [], the mean familiarity of the states that ended the prior's episodes, where nearly all end
+    usual_end: Tensor  # [], the familiarity that nine tenths of the prior's ends have, where nearly all episodes end
     bound: float = OBSERVATION_BOUND  # of this normalizer; a file has it with the prior
 
     def familiarity(self, inputs: Tensor) -> Tensor:
@@ -90,7 +90,8 @@ PARTS = ("mean", "whitening", "edge", "shift", "scale", "usual_end")
 def fit_density(inputs: Tensor, normalizer: Normalizer, ends: Tensor | None = None, episodes: int = 1) -> Density:
     """Fit the density to normalized observations `[M, O]` of the prior, in the order of time.
 
-    ends: those `[K, O]` that terminated some of its `episodes`. Where nearly all end so, ends are what it is for.
+    ends: those `[K, O]` that terminated some of its `episodes`. Where nine tenths of these end so, ends are what the
+    prior is for, and nine tenths of its ends are free.
     """
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
@@ -105,7 +106,9 @@ def fit_density(inputs: Tensor, normalizer: Normalizer, ends: Tensor | None = No
     density = Density(mean, whitening, edge, shift, scale, torch.zeros_like(edge), normalizer.bound)
     if ends is None or not ends_are_usual(len(ends), episodes):
         return density
-    return replace(density, usual_end=density.familiarity(ends).mean())
+    return replace(
+        density, usual_end=torch.quantile(density.familiarity(ends), 1.0 - USUAL_ENDS, interpolation="lower")
+    )
 
 
 def ends_are_usual(ends: int, episodes: int) -> bool:

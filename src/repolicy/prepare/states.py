@@ -118,8 +118,8 @@ def familiarity(density: Density, observations: Tensor, ages: Tensor, terminated
     """Return the familiarity of next observations, 0 in an episode's first steps, which the policy has not caused.
 
     A state that terminates its episode counts as if it lasted, at any age: with the discount gamma, 1 / (1 − gamma)
-    times. If an end were a way out of the price, a policy that stumbles would learn to fall. Where nearly all of the
-    prior's episodes end, what that costs on average is free, or a policy would learn to stay away from its goal.
+    times. If an end were a way out of the price, a policy that stumbles would learn to fall. Where nine tenths
+    of the prior's episodes end, so many of its ends are free, or a policy would learn to stay away from its goal.
     """
     found = density.familiarity(density.normalized(observations))
     beyond_usual = (found - density.usual_end).clamp(max=0.0)
