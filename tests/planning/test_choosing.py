@@ -10,13 +10,14 @@ import pytest
 import torch
 from known_optimum import as_policy, gain_and_std, optimum
 from linear_world import OMEGA, augmented, planner
-from tiny_envs import CONTROL, DYNAMICS, tiny
+from tiny_envs import CONTROL, DYNAMICS, constant, tiny
 from typed_commands import refused, with_few_states
 
 import repolicy
 from repolicy.addons.addon import Addon, AddonTerm, combine_addons
 from repolicy.cli.main import main
 from repolicy.envs.making import make_envs
+from repolicy.errors import UsageError
 from repolicy.evaluation import evaluate
 from repolicy.planning import asking, keeping
 from repolicy.planning.asking import CANDIDATES, SEED, best_of_trials, candidates, mean_reward, plan
@@ -70,6 +71,17 @@ def test_a_choice_is_the_environments_own():
     chosen = made.act(seen)
     assert (chosen, chosen.dtype, np.ndim(chosen)) == (6, np.int64, 0)
     env.step(chosen)
+
+
+def test_environments_that_were_closed_are_planned_in_no_more():
+    score = Score(Addon((AddonTerm("constant", constant),)), 0.1, 0.0, 0.9, None, None)
+    made = Planner(
+        Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))),
+        CopyModel("Pendulum-v1"), score, Search(samples=4, horizon=2),
+    )  # fmt: skip
+    evaluate(made, "Pendulum-v1", 1, addon=constant, longest=3)
+    with pytest.raises(UsageError, match=r"call its watch\(env\) first"):
+        made.act(np.zeros(3))
 
 
 def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeypatch):

@@ -70,7 +70,8 @@ class CopyModel(Model):
 
     def __init__(self, name: str, seed: int = 0, note: str = "") -> None:
         self.name, self._seed, self.note = name, seed, note
-        self._live, self._random = list[Any](), np.random.default_rng(seed)
+        self._envs: Any = None  # that `watch` received; a batch is asked for its own when they are needed
+        self._random = np.random.default_rng(seed)
         made = make_one_env(name)
         self.space, self._own = action_space(made.action_space, name), made.action_space
         self._observed = made.observation_space
@@ -82,10 +83,14 @@ class CopyModel(Model):
 
     def watch(self, envs: Any) -> None:
         """Copy these environments, or the one environment of a user's own loop, from now on."""
-        live = [envs] if isinstance(envs, gymnasium.Env) else getattr(envs, "each", None)
-        if live is None:
+        if not (isinstance(envs, gymnasium.Env) or hasattr(envs, "each")):
             raise UsageError(f"{self.name} runs where its state cannot be had: take Gymnasium's (backend='gymnasium')")
-        self._live, self._random = live, np.random.default_rng(self._seed)
+        self._envs, self._random = envs, np.random.default_rng(self._seed)
+
+    @property
+    def _live(self) -> list[Any]:
+        """The environments in which the planner acts; none once their batch is closed."""
+        return [self._envs] if isinstance(self._envs, gymnasium.Env) else getattr(self._envs, "each", [])
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the environments themselves, `[N]`. They are copied before a step."""
