@@ -17,6 +17,7 @@ from experiments.ledger import Row
 from repolicy.evaluation import Evaluation
 from repolicy.report.differences import differences
 from repolicy.report.verdict import Pair, advice, verdict
+from repolicy.runs import Settings
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 KINDS: dict[str, Draw] = {
@@ -55,7 +56,7 @@ def measure_error_rates(kind: str, episodes: int, starts: str, runs: int, noise:
     false, by_two, contradicted = 0, 0, 0
     for _ in range(runs):
         pairs = null_run(kind, episodes, starts, noise)
-        sentences, hint = verdict(pairs), advice(pairs, 1.0, 0.5, 1.0, "--omega")
+        sentences, hint = verdict(pairs), advice(pairs, Settings(), 1.0, 0.5, 1.0, "--omega")
         claims = [word for word in ("better", "worse") if word in sentences[0]]
         false += bool(claims)
         changes = [differences(*pair)["total_reward"] for pair in pairs]

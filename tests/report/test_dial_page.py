@@ -12,11 +12,13 @@ from typed_commands import answered, refused
 from repolicy.cli import main as cli
 from repolicy.files import read_json, write_json
 from repolicy.many import positions
+from repolicy.many.positions import DialedPolicy
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors import read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
 from repolicy.report.run_page import write_report
@@ -81,6 +83,22 @@ def test_the_report_of_a_run_with_a_dial_is_that_of_the_dial(
     assert page == file.parent / "policy-dial" / "report.html"
     assert len(read_json(page.parent / "dial.json")["positions"]) == 11
     assert answered(capsys, "report", str(file.parent), "--trust") == {"report": str(page)}
+
+
+def test_what_was_evaluated_is_told_and_saved_before_the_films(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pages, "films_for_page", stop)
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        pages.write_dial_report(
+            DialedPolicy(file, read_policy(file)), out=tmp_path, episodes=1, trust=True, say=said.append
+        )
+    assert len(read_json(tmp_path / "dial.json")["positions"]) == 11
+    assert "\n0.631 " in said[-1]
 
 
 # Several dials --------------------------------------------------------------------------------------------------------

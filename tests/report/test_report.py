@@ -244,6 +244,12 @@ def test_a_std_that_grew_without_a_limit_is_named(
     evaluation = evaluate(read_policy(folder.policy).policy, ENV, 2, addon=combine_addons([CALM]))
     hint = report.next_step_hint(folder, folder.load_request(), [(evaluation, evaluation)])
     assert hint.startswith("its std has grown 25-fold")
+    monkeypatch.setattr("repolicy.report.verdict.FEW_STEPS", 0)
+    for last, is_told in ((-0.07, False), (-0.3, True)):  # a critic is judged by its last quarter, not its last number
+        metrics = {"explained_variance": [None, *[-9.0] * 6, 0.01, last]}
+        monkeypatch.setattr(RunFolder, "read_metrics", lambda _, metrics=metrics: metrics)
+        hint = report.next_step_hint(folder, folder.load_request(), [(evaluation, evaluation)])
+        assert ("its critic explained nothing" in hint) == is_told
 
 
 @pytest.mark.usefixtures("_no_renderer")

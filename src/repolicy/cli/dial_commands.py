@@ -146,7 +146,8 @@ class Sweep(Trains, CustomizesPrior):
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),
             )  # fmt: skip
+            terminal.say(str(swept))
             status.update("films")
             report = write_sweep_report(swept, terminal.say)
-        terminal.say(str(swept), f"report: {report}")
+        terminal.say(f"report: {report}")
         return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

@@ -53,14 +53,14 @@ def write_dial_report(
         dialed, env, addons, out, episodes, backend_from_card(saved.card),
         lambda done: show(f"{env}: {done} of {len(dialed.positions)} positions"),
     )  # fmt: skip
-    show("films")
-    written = _write_page(dialed, swept, addons, say)
+    write_json(out / "dial.json", as_dict(dialed, swept))  # before the films, which take long and may be stopped
     title = " and ".join(map(str, dialed.dials))
     title = title or f"from the prior (0) to the customized policy (1), {dialed.method}"
     if swept.is_curve:
         say(swept.verdict)
     say(f"{env}: {title}; {swept.basis}\n{format_table(*swept.table())}")
-    return swept, written
+    show("films")
+    return swept, _write_page(dialed, swept, addons, say)
 
 
 def _film_positions(dialed: DialedPolicy, env: str, say: Say) -> tuple[list[bytes], str]:
@@ -99,13 +99,12 @@ def _sliders(dialed: DialedPolicy, swept: SweepResult) -> list[str]:
 
 
 def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str], say: Say) -> Path:
-    """Film every position, and write `report.html` and `dial.json` into the folder of the evaluated positions.
+    """Film every position, and write `report.html` into the folder of the evaluated positions.
 
     `addons` have the ranges of weights that `swept` is without.
     """
     env, out = swept.request["env"], swept.folder
     films, complaint = _film_positions(dialed, env, say)
-    write_json(out / "dial.json", as_dict(dialed, swept))
     dialed_addons = [each.name for each in dialed.dials if each.name not in MEANINGS]
     word = "dials" if len(dialed.dials) > 1 else "dial"
     commands = [page.command(dialed.command(position)) for position in dialed.positions]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
 from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, parse_env_name, probe_env
@@ -164,8 +166,8 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     if not is_last:
         lead += " By the run's own objective it was clearly better than the last one."
     if (budget := request.settings.budget) and not request.settings.keep:
-        spent = _last_logged(folder, budget.metric)
-        lead += f" At its end: {budget.comparison.format(spent, budget.amount)}." if math.isfinite(spent) else ""
+        spent = _logged(folder, budget.metric)
+        lead += f" At its end: {budget.comparison.format(spent[-1], budget.amount)}." if spent else ""
     if warning := folder.unfinished_notice(request):
         lead += f" <strong>{capitalize(warning)}.</strong>"
     return lead
@@ -176,14 +178,17 @@ def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -
     if folder.unfinished_notice(request):
         return "go on with it (--resume): only a run that is finished tells what to change"
     is_weight_fixed = request.objective.omega and request.settings.budget is None  # a budget moves it
-    prior_kl, explained = _last_logged(folder, "prior_kl", math.inf), _last_logged(folder, "explained_variance", 0.0)
-    stds = [std for std in folder.read_metrics().get("std", []) if std is not None]
-    std_growth = stds[-1] / stds[0] if stds else 1.0
-    return advice(pairs, prior_kl, explained, std_growth, "--omega" if is_weight_fixed else "")
+    prior_kl, stds, explained = (_logged(folder, name) for name in ("prior_kl", "std", "explained_variance"))
+    return advice(
+        pairs, request.settings, prior_kl[-1] if prior_kl else math.inf,
+        float(np.mean(explained[-math.ceil(len(explained) / 4) :])) if explained else 0.0,
+        stds[-1] / stds[0] if stds else 1.0, "--omega" if is_weight_fixed else "",
+    )  # fmt: skip
 
 
-def _last_logged(folder: RunFolder, name: str, default: float = math.nan) -> float:
-    return next((value for value in reversed(folder.read_metrics().get(name, [])) if value is not None), default)
+def _logged(folder: RunFolder, name: str) -> list[float]:
+    """Return the values of a metric in the iterations that have it."""
+    return [value for value in folder.read_metrics().get(name, []) if value is not None]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
