@@ -145,9 +145,7 @@ def advice(
             f"it has moved {prior_kl:.2g} nats a step away for no certain gain: more --steps, or more episodes to tell"
         )
     if settings.keep:
-        hold = (
-            "more --steps, as the weight that --keep moves follows slowly, or a higher price on new states (--states)"
-        )
+        hold = "more --steps, as --keep moves its weight slowly, or a higher price on new states (--states)"
     else:
         larger_omega = "a larger --omega, " if hold_option else ""
         budgets = "or a smaller budget (--kl-budget, --log-prior-budget)"
