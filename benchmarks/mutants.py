@@ -232,7 +232,7 @@ ROOMS = [
     Mutant("policies/normalizer.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/policies/test_policy.py", "variance between batches dropped"),
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/many/test_sweep.py", "a point that lost everything flattens the others"),
     Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/test_evaluation.py", "a fall in a short chunk counts more than others"),
-    Mutant("evaluation.py", "ended & (self._quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
+    Mutant("envs/episode_sums.py", "ended & (self._quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
     Mutant("prepare/session.py", "for name in objective.unset}", "for name in objective.unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
     Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/test_evaluation.py", "an episode that is cut goes on"),

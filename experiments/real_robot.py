@@ -17,10 +17,11 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown_table
 from experiments.statistics import mean_and_error
+from repolicy.envs.episode_sums import EpisodeSums
 from repolicy.envs.making import check_fit, make_envs, match_observation
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
-from repolicy.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums
+from repolicy.evaluation import EPISODE_CAP, EVALUATION_SEED
 from repolicy.files import file_sum
 from repolicy.policies.policy import one_thread
 from repolicy.priors.finding import find_policy

@@ -236,6 +236,9 @@ def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(
     assert [*evaluate(tmp_path / "own.safetensors", episodes=1).limits] == ["action_rate<=0.5"]
     assert [*evaluate(tmp_path / "own.safetensors", "Pendulum-v1", 1).limits] == ["action_rate<=0.5"]
     assert not evaluate(tmp_path / "own.safetensors", episodes=1, limits=()).limits
+    other = request | {"env": "Hopper-v4", "limits": ["power<=9"]}
+    save_policy(tmp_path / "other.safetensors", policy(3), {"request": other})
+    assert not evaluate(tmp_path / "other.safetensors", "Pendulum-v1", 1).limits, "Pendulum tells no power"
     save_policy(tmp_path / "code.safetensors", policy(3), {"request": request | {"limits": ["mine.py:rate<=0.5"]}})
     with pytest.raises(UsageError, match="names code that would be run: mine.py:rate"):
         evaluate(tmp_path / "code.safetensors", episodes=1)
@@ -251,3 +254,13 @@ def test_a_file_is_evaluated_on_the_backend_of_its_run(
     assert evaluate(tmp_path / "own.safetensors", episodes=1).backend == own
     assert evaluate(tmp_path / "own.safetensors", episodes=1, backend="gymnasium").backend == "gymnasium"
     assert answered(capsys, "evaluate", str(tmp_path / "own.safetensors"), "--episodes", "1")["backend"] == own
+
+
+def test_the_backend_of_a_files_run_is_for_its_own_environment_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = {"env": "Pendulum-v1", "settings": {"backend": "envpool"}}
+    save_policy(tmp_path / "own.safetensors", policy(3), {"request": request})
+    assert evaluate(tmp_path / "own.safetensors", "Pendulum-v1?max_episode_steps=3", 1).lengths == [3]
+    monkeypatch.setattr("repolicy.envs.names.envpool_names", frozenset)
+    assert evaluate(tmp_path / "own.safetensors", episodes=1).backend == "gymnasium"

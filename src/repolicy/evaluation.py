@@ -27,6 +27,7 @@ from repolicy.envs import (
     Collector,
     EnvLike,
     Envs,
+    EpisodeSums,
     Rollout,
     check_fit,
     env_name,
@@ -41,7 +42,7 @@ from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, one_thread, with_torch_defaults
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
-from repolicy.text import format_count, format_number
+from repolicy.text import Say, format_count, format_number
 
 BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
@@ -50,7 +51,7 @@ EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as
 OF_ADDON = "of "  # before the name of one add-on of several
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
-# (next observations, ages of the episodes) -> how much states look like the prior's, `[T, N]`
+# (next observations, ages of the episodes, whether they terminated) -> how much states look like the prior's, `[T, N]`
 Familiarity = Callable[[np.ndarray | None, np.ndarray, np.ndarray], Tensor | None]
 
 
@@ -221,10 +222,10 @@ def evaluate(
     if isinstance(agent, str | Path):
         opened = open_policy_in_env(env, agent, Options(), trust)
         agent, prior = cast(Agent, opened.agent), prior or opened.prior
-        backend = backend_from_card(opened.card, backend)
-        if limits is None and addon is None:  # all that the file's run was judged by
-            limits = limits_from_card(opened.card, opened.path, trust)
         env = env or env_from_card(opened.card, opened.path, trust)
+        backend = backend_from_card(opened.card, env, backend)
+        if limits is None and addon is None:  # all that the file's run was judged by
+            limits = fitting_limits(agent, opened.card, opened.path, env, backend, trust)
         addon = addons_from_card(opened.card, opened.path, trust) if addon is None else addon
     check_is_agent(agent, "the first argument")
     if isinstance(agent, ConditionedPolicy):
@@ -245,6 +246,33 @@ def evaluate(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
             longest=longest, limits=parse_limits(limits or (), env),
         )  # fmt: skip
+
+
+def fitting_limits(
+    agent: Agent,
+    card: dict[str, Any],
+    path: Path,
+    env: str,
+    backend: Backend = "auto",
+    trust: bool = False,
+    say: Say | None = None,
+) -> tuple[str, ...]:
+    """Return the limits that a file's run was held to, or none where they do not fit an environment, and `say` why.
+
+    Without `say`, those that do not fit the run's own environment are returned, too, so that they raise there.
+    """
+    limits = tuple[str, ...]()
+    try:
+        limits = limits_from_card(card, path, trust)
+        if limits and (say is not None or env != card["request"].get("env")):
+            evaluate(agent, env, 1, limits=limits, backend=backend, longest=1)
+    except UsageError as error:  # such as an entry of info that another environment has not
+        if say is not None:
+            say(f"the policy's own limits are left out: {error}")
+        elif not limits:  # they are code that is not trusted
+            raise
+        return ()
+    return limits
 
 
 def check_is_agent(thing: object, what: str) -> None:
@@ -352,49 +380,3 @@ def step_quantities(
     if familiarity is not None:
         quantities["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages, rollout.terminated))
     return quantities
-
-
-class EpisodeSums:
-    """Adds up quantities over episodes, until each environment has ended its share of them."""
-
-    def __init__(self, environments: int, episodes: int) -> None:
-        self.missing = episodes
-        self._quota = np.full(environments, episodes // environments)
-        self._quota[: episodes % environments] += 1
-        self._ended = np.zeros(environments, int)
-        self._running: dict[str, np.ndarray] = {}
-        self._done: list[dict[str, float]] = []
-
-    @property
-    def has_first_episodes(self) -> bool:
-        """Whether an environment is still in its first episode."""
-        return bool((self._ended == 0).any())
-
-    def add(
-        self, steps: dict[str, np.ndarray], rollout: Rollout, progress: Callable[[int], None] | None = None
-    ) -> None:
-        """Add a block of steps `[T, N]`, and close the episodes that end in it."""
-        self._running = self._running or {name: np.zeros(len(self._quota)) for name in steps}
-        for t in range(len(rollout.basic)):
-            for name, values in self._running.items():
-                values += steps[name][t]
-            ended = rollout.terminated[t] | rollout.truncated[t]
-            for n in np.flatnonzero(ended & (self._quota > 0)):
-                self._end(int(n), bool(rollout.terminated[t, n]))
-                if progress is not None:
-                    progress(len(self._done))
-            for values in self._running.values():
-                values[ended] = 0.0
-
-    def _end(self, n: int, terminated: bool) -> None:
-        place = self._ended[n] * len(self._quota) + n
-        sums = {name: float(values[n]) for name, values in self._running.items()}
-        self._done.append(sums | {"terminated": terminated, "place": place})
-        self._ended[n] += 1
-        self._quota[n] -= 1
-        self.missing -= 1
-
-    def each(self) -> dict[str, np.ndarray]:
-        """Return the sums of each episode `[E]`, in the order in which the environments began them."""
-        ordered = sorted(self._done, key=lambda sums: sums["place"])
-        return {name: np.array([sums[name] for sums in ordered]) for name in ordered[0] if name != "place"}

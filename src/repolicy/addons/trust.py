@@ -6,13 +6,14 @@ with the functions that later import them, so that both always agree on what a n
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from repolicy.addons.addon_names import import_target
 from repolicy.addons.limits import Limit
-from repolicy.envs import Backend, parse_env_name
-from repolicy.errors import UsageError
+from repolicy.envs import Backend, parse_env_name, probe_env
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
 
@@ -64,10 +65,15 @@ def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     return str(env)
 
 
-def backend_from_card(card: dict[str, Any], backend: Backend = "auto") -> Backend:
-    """Return the backend; for "auto", that of the run that made a policy, if its file names one."""
-    known: Backend = card.get("request", {}).get("settings", {}).get("backend", "auto")
-    return known if backend == "auto" else backend
+def backend_from_card(card: dict[str, Any], env: str, backend: Backend = "auto") -> Backend:
+    """Return the backend; for "auto", that of the run that made a policy, where `env` is the run's and it makes it."""
+    request = card.get("request", {})
+    known: Backend = request.get("settings", {}).get("backend", "auto")
+    if backend == "auto" != known and env == request.get("env"):
+        with suppress(RepolicyError):  # such as EnvPool that is not installed here
+            probe_env(env, known)
+            return known
+    return backend
 
 
 def limits_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:

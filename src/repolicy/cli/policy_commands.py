@@ -39,8 +39,8 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.addons import addons_from_card, backend_from_card, limits_from_card, load_addon
-        from repolicy.evaluation import evaluate
+        from repolicy.addons import addons_from_card, backend_from_card, load_addon
+        from repolicy.evaluation import evaluate, fitting_limits
         from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
 
@@ -59,13 +59,9 @@ class Evaluate(RunsPolicy):
             if self.addon:
                 raise
             terminal.say(f"the policy's own add-on is left out: {error}")
-        backend = backend_from_card(opened.card, self.backend)
-        try:
-            if not self.addon and (own := limits_from_card(opened.card, path, self.trust)):
-                evaluate(opened.agent, env, 1, limits=own, backend=backend, longest=1)  # whether they fit
-                limits = own
-        except UsageError as error:  # such as an entry of info that another environment has not
-            terminal.say(f"the policy's own limits are left out: {error}")
+        backend = backend_from_card(opened.card, env, self.backend)
+        if not self.addon:
+            limits = fitting_limits(opened.agent, opened.card, path, env, backend, self.trust, terminal.say)
         with terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 opened.agent, env, self.episodes,

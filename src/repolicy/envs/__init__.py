@@ -2,6 +2,7 @@
 
 # The door: other rooms import these names.
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos, stack_observations
+from repolicy.envs.episode_sums import EpisodeSums
 from repolicy.envs.making import (
     Spaces,
     check_fit,

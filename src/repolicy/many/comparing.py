@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.addons import Addon, Wish, addon_names, addons_from_card, env_from_card, load_addon
+from repolicy.addons import Addon, Wish, addon_names, addons_from_card, backend_from_card, env_from_card, load_addon
 from repolicy.envs import (
     Backend,
     Collector,
@@ -266,7 +266,7 @@ def compare(
         addon = tuple({addon_names.split_weight(wish)[0]: wish for wish in wishes}.values())  # the new file's weight
     if not isinstance(addon, Addon):
         addon = load_addon(addon, env)
-    backend = resolve_backend(backend, *(side.agent for side in sides))
+    backend = backend_from_card(sides[1].card, env, resolve_backend(backend, *(side.agent for side in sides)))
     agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
     kinds = ("mean", "sampled") if parse_env_name(env).is_judged_by_mean and not sampled else ("sampled", "mean")
     is_paired = _is_reproducible(*agents[0], seed, backend)

@@ -50,7 +50,7 @@ def write_dial_report(
     if (out / "report.html").exists() and not (out / "dial.json").exists():
         raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
     swept = evaluate_positions(
-        dialed, env, addons, out, episodes, backend_from_card(saved.card),
+        dialed, env, addons, out, episodes, backend_from_card(saved.card, env),
         lambda done: show(f"{env}: {done} of {len(dialed.positions)} positions"),
     )  # fmt: skip
     write_json(out / "dial.json", as_dict(dialed, swept))  # before the films, which take long and may be stopped

@@ -5,10 +5,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from repolicy.addons import addons_from_card, backend_from_card, env_from_card, limits_from_card, load_addon
+from repolicy.addons import addons_from_card, backend_from_card, env_from_card, load_addon
 from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation, fitting_limits
 from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -49,13 +49,13 @@ def push(
     hub = import_hub()
     env = env or env_from_card(saved.card, path, trust)
     addon = load_addon(addons_from_card(saved.card, path, trust), env)
-    limits = limits_from_card(saved.card, path, trust)
+    backend = backend_from_card(saved.card, env)
+    limits = fitting_limits(saved.policy, saved.card, path, env, backend, trust, say)
     with translate_hub_errors(repository):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {format_count(episodes, 'episode')}")
     deterministic = parse_env_name(env).is_judged_by_mean
-    backend = backend_from_card(saved.card)
     evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, backend, limits)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
