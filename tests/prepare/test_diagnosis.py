@@ -145,6 +145,15 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     assert command_options(theirs, Options()) == ["--std", "0.2", "--file-activation", "elu"]
 
 
+def test_no_return_is_shown_where_the_environment_tells_no_reward(capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy("mine.safetensors", optimum(), {})
+    words = ("diagnose", "mine.safetensors", "--env", tiny("WithoutReward"), "--addon", tiny("stay_near"))
+    code, _, err = typed(capsys, *words)
+    assert code == 0
+    assert "unknown" not in err
+    assert "steps an episode" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

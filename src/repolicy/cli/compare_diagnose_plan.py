@@ -147,10 +147,12 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: st
 
 
 def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[str]]:
+    import numpy as np
+
     from repolicy.evaluation import Column
 
     rows = {
-        "return": [Column("", each.basic).describe() for each in statistics],
+        "return": ["" if np.isnan(each.basic).all() else Column("", each.basic).describe() for each in statistics],
         "add-on, at weight 1 at most": [Column("", each.addon).describe() for each in statistics],
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in statistics],
         "ended before its time": [f"{each.terminated.mean():.0%}" for each in statistics],

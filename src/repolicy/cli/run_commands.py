@@ -115,8 +115,8 @@ class Customize(Run, CustomizesPrior):
     prior is worth, from its file or measured before the run; if that is unknown, auto."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all values between, as a dial; omega: the same
-    as ω′. By default the prior's own α, if its file contains it, else a third of ω′, else scaled from the add-on's
-    reward."""
+    as ω′. By default the prior's own α, if its file contains it (with --kl-budget at least e⁻² of what a nat is worth),
+    else a third of ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
     old reward if ω′ is left out or is a range; with one value of ω′ it is 0, as in the paper."""

@@ -156,7 +156,7 @@ class Worker:
         batch, metrics, observation_sums = self.prepare_batch(rollout, stop)
         explained = metrics["explained_variance"]
         # Budgets and limits change the weights of the next iteration, once the actor is trained. A segment's first
-        # rollout shows how episodes begin, and no whole ones, so it moves nothing.
+        # rollout shows how episodes begin, and no whole ones, so it moves nothing unless every rollout is a first one.
         fit_actor = self.should_fit_actor(explained)
         weights = {name: getattr(self.objective, name) for name in DIALED}
         is_first = self.iteration % self.settings.checkpoint_every == 1

@@ -1,8 +1,9 @@
 """Programs for files that are run instead of copied: an ONNX graph in onnxruntime, TorchScript in PyTorch.
 
 Either may have a memory. A graph's memory is inputs that belong to outputs (`h_in`, `h_out`); TorchScript's memory is
-the buffers that change when it runs. Environments must not share a memory: a file that has one, that does not take
-batches, or that mixes the rows of a batch, runs row by row.
+the buffers that change when it runs. Environments must not share a memory: a graph that has one,
+and any file that does not take batches or mixes their rows, runs row by row. A memory of TorchScript with 2 or 3 axes
+has an axis for the environments, so that it can run in batches.
 """
 
 import contextlib
