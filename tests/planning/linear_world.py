@@ -24,7 +24,7 @@ PRIOR = optimum(STATE_COST, CONTROL_COST, ALPHA)
 class LinearModel:
     """x′ = a·x + b·u. A state beyond `edge` ends the episode; one beyond `broken` breaks the simulation."""
 
-    name, seconds, backend = "linear", 1.0, "auto"
+    name, seconds, backend, unknown_info = "linear", 1.0, "auto", frozenset[str]()
 
     def __init__(self, edge: float = np.inf, broken: float = np.inf) -> None:
         self.edge, self.broken = edge, broken

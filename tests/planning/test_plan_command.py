@@ -155,15 +155,6 @@ def test_what_cannot_be_planned_is_one_sentence_and_leaves_no_folder(words, why,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wish_of_info_that_the_model_does_not_rebuild_is_one_sentence():
-    def cheap(observations, actions, next_observations, info):
-        return info["reward_ctrl"]
-
-    planner = repolicy.plan("halfcheetah", cheap, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
-    with pytest.raises(RepolicyError, match="'reward_ctrl'.*x_velocity.*a planner's model rebuilds no other entries"):
-        planner.act(np.zeros(17, np.float32))
-
-
 @pytest.mark.parametrize("there", ["prior.safetensors", "run.json"])
 def test_a_run_is_not_written_over(there, tmp_path, capsys):
     (tmp_path / there).write_text("a run's")

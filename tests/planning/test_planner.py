@@ -104,6 +104,16 @@ def test_a_wish_of_nothing_leaves_the_prior_s_actions():
     assert made.tally.kept == made.tally.decisions == 3
 
 
+@pytest.mark.parametrize("read", [lambda info: info["reward_ctrl"], lambda info: info.get("reward_ctrl", np.zeros(12))])
+def test_a_wish_of_info_that_the_model_does_not_rebuild_is_one_sentence(read):
+    def cheap(observations, actions, next_observations, info):
+        return read(info)
+
+    planner = repolicy.plan("halfcheetah", cheap, omega=0.1, states=0.0, search=SMALL)
+    with pytest.raises(UsageError, match="'reward_ctrl'.*x_velocity.*a planner's model rebuilds no other entries"):
+        planner.act(np.zeros(17, np.float32))
+
+
 def test_it_is_scored_as_it_acts():
     made = planner(samples=50)
     observations = np.array([[0.5], [-1.0]], np.float32)

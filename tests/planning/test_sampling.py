@@ -143,7 +143,7 @@ def test_its_error_is_that_of_other_episodes(model):
 def test_info_is_rebuilt_where_a_state_tells_it(model):
     states = np.linspace(-2.0, 2.0, 50)[:, None] * model._std
     found = model.step(states, np.zeros((50, 1)))
-    assert found.info.keys() == {"distance"}
+    assert (found.info.keys(), model.unknown_info) == ({"distance"}, {"luck"})
     assert found.info["distance"] == pytest.approx(np.abs(found.states[:, 0]), abs=0.1 * float(model._std[0]))
 
 

@@ -38,6 +38,7 @@ from repolicy.envs.step import (
     Envs,
     HasSpaces,
     Info,
+    PartialInfo,
     action_space,
     check_reward,
     flatten_observations,

@@ -5,6 +5,7 @@ whole rollout at once.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -42,7 +43,8 @@ class Transitions(NamedTuple):
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "Transitions":
         """Return the transitions with `function` applied to every array."""
-        info = {key: function(value) for key, value in self.info.items()}
+        info = copy(self.info)  # of its own class
+        info.update({key: function(value) for key, value in self.info.items()})
         arrays = (function(self.observations), function(self.actions), function(self.next_observations))
         return Transitions(*arrays, info, self.past)
 

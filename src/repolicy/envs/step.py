@@ -20,6 +20,17 @@ Backend = Literal["auto", "envpool", "gymnasium"]
 Info = dict[str, np.ndarray]
 
 
+class PartialInfo(Info):
+    """A model's info. To `get` one of the entries `unknown`, which only its environment has, raises KeyError."""
+
+    def __init__(self, entries: Info, unknown: frozenset[str]) -> None:
+        super().__init__(entries)
+        self.unknown = unknown
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self.unknown else super().get(key, default)
+
+
 class Chunk(NamedTuple):
     """The C steps that N environments take by one decision; `counts` is false after an episode's end."""
 

@@ -77,6 +77,7 @@ class LearnedModel(Model):
         after_one = self.step(rows.observations.astype(np.float64), rows.actions)
         residual = {key: np.var(rows.info[key] - after_one.info[key]) for key in self._info_columns}
         predictable = [key for key, left in residual.items() if left <= (1.0 - EXPLAINED) * np.var(rows.info[key])]
+        self.unknown_info = frozenset(self._info_columns).difference(predictable)
         self._info_columns = {key: self._info_columns[key] for key in predictable}
         # Sequences of AHEAD steps in which no episode ends.
         first, env = np.nonzero(~sliding_window_view(ended[:-1], AHEAD - 1, axis=0).any(-1))

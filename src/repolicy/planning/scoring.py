@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon
-from repolicy.envs import Info, Transitions, stack_infos
+from repolicy.envs import Info, PartialInfo, Transitions, stack_infos
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy
@@ -75,7 +75,8 @@ def simulated(
         infos.append(step.info)
         failed |= step.failed
         has_ended[t + 1] = has_ended[t] | step.ended | step.failed
-    transitions = Transitions(np.stack(visited[:-1]), np.stack(sent), np.stack(visited[1:]), stack_infos(infos))
+    info = PartialInfo(stack_infos(infos), model.unknown_info)
+    transitions = Transitions(np.stack(visited[:-1]), np.stack(sent), np.stack(visited[1:]), info)
     log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
     log_ratio = (log_chosen - log_modes).numpy()
     rewards = step_rewards(score, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])

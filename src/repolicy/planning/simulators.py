@@ -44,6 +44,7 @@ class Simulated(NamedTuple):
 class Model(Protocol):
     """A simulator of one environment."""
 
+    unknown_info: frozenset[str] = frozenset()  # entries of the environment's info that the model does not compute
     note: str = ""  # what the user should know about it
     seconds: float  # duration of a step, or 0 if unknown
     backend: Backend  # of the environments in which plans can be carried out
@@ -265,7 +266,7 @@ class MujocoModel(Model):
         space.seed(0)
         observation, _ = made.reset(seed=0)
         errors, ends_agree = list[float](), True
-        info_errors = dict.fromkeys(self.info_keys, 0.0)
+        info_errors, seen = dict.fromkeys(self.info_keys, 0.0), set[str]()
         for index in range(WEAK_STEPS + STRONG_STEPS):
             is_weak = index < WEAK_STEPS  # full force hides what a robot does with little
             action = space.sample()
@@ -275,6 +276,7 @@ class MujocoModel(Model):
                 action = np.where(action > 0.0, space.high, space.low).astype(action.dtype)
             before = np.ravel(observation)[None]
             observation, _, terminated, truncated, info = made.step(action)
+            seen |= merge_infos([info]).keys()
             saved = self._env.data.qpos.copy(), self._env.data.qvel.copy()  # `_ended` sets others
             simulated = self.step(self.states(before), action.reshape(1, -1))
             self._env.data.qpos[:], self._env.data.qvel[:] = saved
@@ -293,3 +295,4 @@ class MujocoModel(Model):
         if not ends_agree:
             raise CannotBatchError(f"{self.name} ends elsewhere than its MuJoCo model")
         self.info_keys = tuple(key for key, error in info_errors.items() if error < INFO_TOLERANCE)
+        self.unknown_info = frozenset(seen.difference(self.info_keys))
