@@ -1,6 +1,7 @@
 """The names of environments: ids, options behind them, and what is refused."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
         (tiny("NothingToSee"), "auto", "NothingToSee' has an observation or an action without a number"),
         (tiny("NothingToChoose"), "auto", "NothingToChoose' has an observation or an action without a number"),
         ("HalfCheetah-v4?reset_noise=1", "auto", "has no option 'reset_noise' in EnvPool; did you mean reset_noise_s"),
-        ("Pendulum-v1?g=8", "auto", "no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
+        ("Pendulum-v1?g=8", "envpool", "no option 'g' in EnvPool; Gymnasium's may have it: --backend gymnasium"),
         ("HalfCheetah-v4?reset_noise_scale=much", "auto", "v4' does not take .*much.*: a value is of the wrong kind"),
         ("HalfCheetah-v4?noise", "auto", "'noise' is no option; write NAME.option=value"),
         ("Hopper-v4?a=1&b=2&a=1", "auto", "environment 'Hopper-v4.a=1&b=2&a=1' sets a more than once: leave one out"),
@@ -76,6 +77,12 @@ def test_options_follow_the_name(backend: Any) -> None:
     assert not still.reset().any()  # every joint and every speed at rest
     for batch in (plain, still):
         batch.close()
+
+
+def test_an_option_that_gymnasium_alone_has_is_had_there() -> None:
+    for name, backend in (("Pendulum-v1?g=5", "gymnasium"), ("Hopper-v4?frame_skip=2", "envpool")):
+        with closing(make_envs(name, 1, 0)) as batch:
+            assert batch.backend == backend
 
 
 def test_options_may_be_words_of_python() -> None:

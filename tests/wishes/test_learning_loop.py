@@ -88,7 +88,8 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     replace(wish, theta=wish.theta * (1 + 1e-12)).write(
         tmp_path / "round-0" / "wish-1.safetensors"
     )  # as if on more threads
-    assert learn_wish(teaching, tmp_path, pushes, rounds=3, steps=120)[:2] == first
+    spaced = replace(teaching, features=" action[0]")  # the same features
+    assert learn_wish(spaced, tmp_path, pushes, rounds=3, steps=120)[:2] == first
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
     assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
     assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
@@ -266,6 +267,8 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),
     ):
         assert why in failed(capsys, "infer", *words)
+    with pytest.raises(RepolicyError, match="'CartPole-v1' gives 4"):
+        record_alone(open_agent(policy), "CartPole-v1")
     Path("code.jsonl").write_text(all_mine.replace(PENDULUM, "os:system?command=touch owned"))
     assert "code.jsonl names code that would be run: os:system" in failed(capsys, "infer", "code.jsonl", *mine)
     assert not Path("owned").exists()

@@ -1,4 +1,4 @@
-"""Batches of environments by name: EnvPool's where it knows the name, else Gymnasium's."""
+"""Batches of environments by name: EnvPool's where it knows the name and its options, else Gymnasium's."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 
 from repolicy.envs import names
@@ -55,10 +56,21 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
 
 
 def _uses_envpool(name: str, backend: Backend) -> bool:
+    """Return whether EnvPool makes the environment; without a backend named, not where Gymnasium alone has an option.
+
+    An option that looks like one of EnvPool's is taken for a misspelt one.
+    """
     parsed = names.parse_env_name(name)
     if backend == "gymnasium" or parsed.reset_options or parsed.import_target:
         return False
-    return parsed.plain in names.envpool_names()
+    if parsed.plain not in names.envpool_names():
+        return False
+    if backend == "envpool" or not parsed.options or parsed.plain not in gymnasium.registry:
+        return True
+    import envpool
+
+    known = envpool.make_spec(parsed.plain).config._asdict()
+    return all(key in known or suggest(key, known) for key in parsed.options)
 
 
 def wrap_decoder(envs: Envs, name: str, on_step: Callable[[bool], None] | None = None) -> Envs:

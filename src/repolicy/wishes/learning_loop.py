@@ -93,6 +93,7 @@ def record_alone(opened: OpenedPolicy, env: EnvLike, seed: int = 0, steps: int =
     """Return a record of a policy's sampled actions without a person."""
     env, length = env_name(env), max(steps // ENVS, 1)
     with closing(make_envs(env, ENVS, seed)) as envs:
+        check_fit(opened.agent, envs)
         generator = torch.Generator().manual_seed(seed)
         rollout = Collector(envs, length, generator, keep_transitions=True).collect(opened.agent)
     ended = (rollout.terminated | rollout.truncated).T
@@ -218,6 +219,7 @@ class Teaching:
 
     def taught(self, records: Sequence[Record], now: "TaughtPolicy", folder: Path, say: Say) -> "TaughtPolicy":
         """Return the policy after all updates. Each update's wish and run are kept in the folder."""
+        features = Features.of(self.features)
         for number in range(self.updates):
             opened = open_agent(now.policy, trust=self.trust)
             alone = now.alone or record_alone(opened, self.env, self.seed, self.alone_steps)
@@ -229,7 +231,7 @@ class Teaching:
                 tensors, header = read(path, "wish")
                 theta = tensors["theta"].numpy()
                 is_same = theta.shape == wish.theta.shape and np.allclose(theta, wish.theta, rtol=1e-9, atol=0.0)
-                if header["features"] != self.features or not is_same:  # other processors differ in the last bits
+                if header["features"] != features.reference or not is_same:  # other processors differ in the last bits
                     raise UsageError(
                         f"{path} was learnt of other features, records or settings: repeat those, or name another --out"
                     )
@@ -242,7 +244,7 @@ class Teaching:
                 raise KeyboardInterrupt
             step = wish.theta if now.wish is None else wish.theta - now.wish.theta
             after = record_alone(open_agent(str(run), trust=self.trust), self.env, self.seed, self.alone_steps)
-            followed = response(alone, after, step, Features.of(self.features), now.unit, self.length)
+            followed = response(alone, after, step, features, now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
             unit = now.unit / float(np.clip(followed, MIN_RESPONSE, MAX_RESPONSE))
             now = TaughtPolicy(str(run), wish, unit, after)
