@@ -109,7 +109,7 @@ def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:
         ("{}\n", "has no 'record'"),
         ('{"record": 9, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "upgrade repolicy"),
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "the record has no steps"),
-        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"episode": 0}\n', "has no 'time'"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"episode": 0}\n', "has no 'observation'"),
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\nnone}\n{"episode": 0}\n', "line 2 is no line"),
         ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"dropped": [0]}\n', "'dropped' is a list"),
     ],

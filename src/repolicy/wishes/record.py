@@ -17,8 +17,7 @@ MAX_GROUP_SIZE, MIN_GROUPS = 16, 8  # windows per group, and number of groups
 FORMAT = 1
 HEADER = {"record": int, "env": str, "policy": str, "sizes": [int]}
 LINE = {
-    "episode": int, "time": float, "observation": [float], "action": [float], "proposed": [float], "next": [float],
-    "person": bool,
+    "episode": int, "observation": [float], "action": [float], "proposed?": [float], "next": [float], "person": bool,
 }  # fmt: skip
 ROWS = ("observation", "action", "next")  # the fields of a record that are rows of numbers
 COLUMNS = ("episode", *ROWS, "person")
@@ -28,7 +27,6 @@ class Step(NamedTuple):
     """One recorded step."""
 
     episode: int
-    time: float  # seconds since the episode began
     observation: np.ndarray  # [O]
     action: np.ndarray  # [A] the action taken, as the environment takes it
     proposed: np.ndarray  # [A] the policy's action
@@ -182,7 +180,7 @@ class RecordFile:
         self._episode_steps = self._episode_steps + 1 if step.episode == self.episode else 1
         self.episode, self.steps = step.episode, self.steps + 1
         numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in (*ROWS, "proposed")}
-        self._write({"episode": step.episode, "time": float(step.time), **numbers, "person": bool(step.person)})
+        self._write({"episode": step.episode, **numbers, "person": bool(step.person)})
 
     def drop(self, episode: int) -> None:
         """Mark an episode as dropped, so that its steps do not count."""

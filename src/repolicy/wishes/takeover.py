@@ -66,10 +66,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action.copy())
         after = _flat_copy(observation)
         if self.record:
-            time = self._steps / float(self.env.metadata.get("render_fps") or 30)
-            self.record.add(
-                Step(self._episode, time, self._observation, action, np.asarray(proposed), after, self.acts)
-            )
+            self.record.add(Step(self._episode, self._observation, action, np.asarray(proposed), after, self.acts))
         self._observation = after
         self._steps += 1
         ended = "well" if "enter" in pressed else ""
