@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
-from made_checkpoints import Seen, mlp, named, saved
+from made_checkpoints import Seen, mlp, named, saved, settings
 from safetensors.torch import save_file
 from torch import nn
 
@@ -65,6 +65,20 @@ def test_rl_games(kind: str, tmp_path: Path) -> None:
     assert (described.library, described.normalizer.count) == ("rl_games", 77.0)
     assert any("elu, is assumed" in note for note in described.notes)
     assert any("taken as exp(sigma)" in note for note in described.notes) == (kind != "choice")
+
+
+def test_isaac_labs_settings_tell_rl_gamess_activation(tmp_path: Path) -> None:
+    body, head = trunk(nn.ReLU, False), nn.Linear(7, 2)
+    network = named("a2c_network.actor_mlp", body) | named("a2c_network.mu", head) | {"a2c_network.sigma": STD.log()}
+    (tmp_path / "nn").mkdir()
+    path, obs = saved(tmp_path / "nn" / "Ant.pth", {"model": network}), observations(5)
+    text = "  network:\n    space:\n      continuous:\n        mu_activation: {}\n    mlp:\n      activation: relu\n"
+    settings(tmp_path, text.format("None"))
+    with torch.no_grad():
+        assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), STD))
+    settings(tmp_path, text.format("tanh"))
+    with pytest.raises(CannotCopyError, match="its mean goes through tanh"):
+        describe(path)
 
 
 def test_a_memory_is_no_part_of_a_layout(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from repolicy.policies.export import onnx_session, suppress_export_warnings
 from repolicy.priors.kinds import State, generative_usage
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
+from repolicy.readers.torchscript import FIRST_OUTPUT_NOTE
 
 INPUT_TYPES: dict[str, Any] = {  # those that are not single precision
     "tensor(double)": np.float64, "tensor(float16)": np.float16,
@@ -261,6 +262,8 @@ class Script(FileProgram):
     def __init__(self, file: PolicyFile) -> None:
         super().__init__(file)
         self._module, self._precision = load_torchscript(file)
+        if any(each.type.kind() == "TupleType" for each in self._module.forward.schema.returns):
+            self.notes = (FIRST_OUTPUT_NOTE,)
 
     def initial_memory(self, steps: np.ndarray) -> State:
         self._set_buffers(self._initial)  # if `prepare` ran before
@@ -282,6 +285,8 @@ class Script(FileProgram):
     @torch.no_grad()
     def _forward(self, observations: np.ndarray) -> Tensor:
         mean = self._module(torch.from_numpy(observations).to(self._precision))
+        if isinstance(mean, tuple):
+            mean = mean[0]
         if not isinstance(mean, Tensor):
             raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
         return mean.detach().clone()

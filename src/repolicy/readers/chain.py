@@ -26,13 +26,18 @@ from repolicy.readers.description import (
 )
 from repolicy.readers.perceptrons import make_perceptron
 
+TANH_NOTE = (
+    "the graph ends in tanh, so its actions lie within -1 and 1: if its library scaled them to the environment's "
+    "bounds, export the graph with that scale"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """An elementary operation on a row of numbers. Its name is that of an activation, or one of these:
 
     affine: `scale · x + shift`; linear: `weight x + bias`; clip: to [low, high]; norm: a LayerNorm; slice: [low:high];
-    argmax: the index of the largest number.
+    argmax: the index of the largest number; softmax, or its logarithm, before it; logsumexp: what that subtracts.
     """
 
     name: str
@@ -72,6 +77,12 @@ def fuse_product(first: Chain, second: Chain) -> Chain | None:
     return None
 
 
+def fuse_difference(first: Chain, second: Chain) -> Chain | None:
+    """Return the chain of the difference of two chains, if that is a log-softmax, `x - logsumexp(x)`; else None."""
+    is_softmax = bool(second) and second[-1].name == "logsumexp" and second[:-1] == first
+    return (*first, Step("softmax")) if is_softmax else None
+
+
 def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | None]:
     """Return the chain as a policy of `width` observations, and the half of its last layer that a slice drops, if any.
 
@@ -89,6 +100,8 @@ def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | Non
         output, unused = _slice_output(network.output, steps.pop(0))
         network = replace(network, output=output)
     is_choice = bool(steps) and steps[-1].name == "argmax"
+    while is_choice and _next_name(steps) == "softmax":  # which keeps the order
+        steps.pop(0)
     mean_clip = None if is_choice else _take_clip(steps)
     actions = _take_actions(steps, len(network.output.bias))
     if steps:
@@ -101,11 +114,26 @@ def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | Non
 
 
 def complete(
-    policy: PolicyDescription, library: str, version: str, context: ReadContext, std: Std | None = None
+    policy: PolicyDescription,
+    library: str,
+    version: str,
+    context: ReadContext,
+    unused: Linear | None,
+    std: Std | None = None,
 ) -> PolicyDescription:
-    """Return the policy with this std or the user's, and with the user's normalizer unless its network has one."""
+    """Return the policy with this std or the user's, and with the user's normalizer unless its network has one.
+
+    With the user's temperature its outputs are logits. `unused` is the half of its last layer that it drops.
+    """
     if policy.normalizer is not None:
         context.check_no_statistics()
+    if unused is not None and std is None:
+        context.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
+    if policy.squashed and {*policy.actions.low, *policy.actions.high} == {-1.0, 1.0}:
+        context.notes.append(TANH_NOTE)
+    if context.options.temperature is not None and not policy.squashed and policy.mean_clip is None:
+        actor, choices = context.with_temperature(policy.actor), ActionSpace("discrete", policy.actions.sizes)
+        policy = replace(policy, actor=actor, actions=choices)
     if policy.actions.kind == "discrete":
         context.notes.append("the largest of the outputs is chosen: they are taken as logits")
     elif std is None:

@@ -54,7 +54,8 @@ def _state(described: PolicyDescription, spec: PolicySpec, normalizer: Normalize
 def _spec(described: PolicyDescription) -> PolicySpec:
     std, actor, actions = described.std, described.actor, described.actions
     if std is None and actions.kind == "continuous":
-        example = "--std 0.2, before tanh" if described.squashed else "--std 0.2"
+        logits = ", or --temperature 1 where its outputs are logits" * (described.kind == "perceptron")
+        example = "--std 0.2, before tanh" if described.squashed else f"--std 0.2{logits}"
         raise UsageError(f"this {described.kind} of {described.library} has no std: give one, such as {example}")
     norms = tuple(hidden.norm.place if hidden.norm else "" for hidden in actor.hidden)
     epsilon = next((hidden.norm.epsilon for hidden in actor.hidden if hidden.norm), 1e-5)  # all have the same

@@ -13,7 +13,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import Limits, ReadContext
+from repolicy.readers.context import Limits, ReadContext, agent_settings
 from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
 from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
@@ -50,7 +50,10 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
     layout, root = match
     if layout is TIANSHOU_CHOICE and context.options.std is not None:  # choices have no std
         layout = TIANSHOU_TD3
-    activation = context.activation(layout.activation, layout.library)
+    agent = agent_settings(context.path) if layout.library == "rl_games" else {}  # Isaac Lab writes them
+    if "mu_activation" in agent:
+        raise CannotCopyError(f"its mean goes through {agent['mu_activation']}")
+    activation = context.activation(layout.activation, layout.library, agent.get("activation"))
     return _describe(tensors, layout, root, activation, context)
 
 

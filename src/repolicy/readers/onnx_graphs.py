@@ -1,7 +1,8 @@
 """ONNX graphs that are a perceptron: their weights are copied, and nothing of them is run.
 
 A normalizer before and a tanh after the layers are recognized, and weights may be in a file beside the graph. If the
-graph drops the second half of its last layer before a tanh, that half is taken as the std of Brax's distribution.
+graph, unless PyTorch wrote it, drops the second half of its last layer before a tanh, that half is taken as the std of
+Brax's distribution.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,15 +40,14 @@ def read(model: Any, context: ReadContext) -> PolicyDescription:
     policy, unused = recognize(chain, width)
     std = None
     context.notes += unused_outputs_note((output.name for output in graph.output), output_name)
-    if unused is not None and context.options.std is None and policy.squashed and len(graph.output) == 1:
+    is_braxs = policy.squashed and len(graph.output) == 1 and "pytorch" not in model.producer_name
+    if unused is not None and context.options.std is None and is_braxs:
         std = Std("head", unused, "softplus", floor=BRAX_MIN_STD)
         context.notes.append(
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh "
             "(--std says otherwise)"
         )
-    elif unused is not None:
-        context.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
-    return complete(policy, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), context, std)
+    return complete(policy, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), context, unused, std)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -59,9 +59,11 @@ class _Graph:
     def __init__(self, graph: Any, input_name: str, width: int) -> None:
         self.outputs = sorted((output.name for output in graph.output), key=action_sort_key)
         self.width = width
+        self.last_axis = next((shape_of(each)[-1:] for each in graph.output if each.name == self.outputs[0]), [])
         tensors = {tensor.name: _array(tensor) for tensor in graph.initializer}
         self.values: dict[str, Any] = {name: array for name, array in tensors.items() if array is not None}
         self.values[input_name] = TracedValue(())
+        self.shapes = set[str]()  # names of the shapes of other values
         self.problems: dict[str, str] = {}  # why a name that depends on the observations has no value
         for node in graph.node:
             self.visit(node)
@@ -79,6 +81,10 @@ class _Graph:
     def visit(self, node: Any) -> None:
         """Store the values of a node's outputs, or the problem for a later error: the node may not matter."""
         inputs = [name for name in node.input if name]
+        if node.op_type == "Shape":
+            self.shapes |= {*node.output}
+        if node.op_type == "Expand":
+            del inputs[1:]  # `evaluate` asks where its shape comes from
         problem = next((self.problems[name] for name in inputs if name in self.problems), "")
         result = None
         if not problem and node.domain in ("", "ai.onnx") and all(name in self.values for name in inputs):
@@ -98,12 +104,13 @@ class _Graph:
         attributes = {attribute.name: _attribute(attribute) for attribute in node.attribute}
         if kind not in ARITHMETIC and any(isinstance(value, TracedValue) for value in inputs[1:]):
             return None
+        if kind == "Expand" and isinstance(inputs[0], TracedValue):  # torch.distributions gives mean and std one shape
+            keeps_width = width_after(inputs[0].chain, self.width) > 1 or self.last_axis == [1]
+            return inputs[0] if node.input[-1] in self.shapes and keeps_width else None
         if kind not in MAY_OMIT and any(value is None for value in inputs):
             return None
         if kind == "Reshape" and isinstance(inputs[0], TracedValue):
-            width, shape = width_after(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
-            keeps_rows = len(shape) == 2 and (shape[1] == width or shape in ([0, -1], [1, -1]))
-            return inputs[0] if keeps_rows else None
+            return _reshape(inputs[0], inputs[1].reshape(-1).tolist(), self.width)
         if kind == "Split":
             return _split(inputs, attributes, len(node.output))
         return NODES[kind](inputs, attributes) if kind in NODES else None
@@ -146,6 +153,29 @@ def _split(inputs: list[Any], attributes: Attributes, count: int) -> list[Traced
         return split(inputs[0], np.asarray(sizes).reshape(-1))
     size = -(-width // count)
     return split(inputs[0], [min(size, width - n * size) for n in range(count)])
+
+
+def _reshape(value: TracedValue, shape: list[int], inputs: int) -> TracedValue | None:
+    """Return the same rows, or rows in parts, of which Gather takes one."""
+    width = width_after(value.chain, inputs)
+    if _is_choice(value):
+        return value if shape in ([-1], [-1, 1]) else None
+    if len(shape) == 3 and shape[0] in (-1, 0, 1) and shape[1] * shape[2] == width:
+        return _apply("unflatten", value, -1, shape[1:])
+    keeps_rows = len(shape) == 2 and (shape[1] == width or shape in ([0, -1], [1, -1]))
+    return value if keeps_rows else None
+
+
+def _gather(inputs: list[Any], attributes: Attributes) -> TracedValue | None:
+    """Take one of the parts that Reshape made of a row."""
+    is_part = inputs[1].ndim == 0 and attributes.get("axis", 0) in (-2, 1)
+    return _apply("select", inputs[0], -2, int(inputs[1])) if is_part else None
+
+
+def _log_sum_exp(inputs: list[Any], attributes: Attributes) -> TracedValue | None:
+    """Take the logarithm of the sum of the exponentials of a row, which a log-softmax subtracts."""
+    axes = np.asarray(inputs[1] if inputs[1:] else attributes.get("axes", [])).reshape(-1).tolist()
+    return _apply("logsumexp", inputs[0], axes, bool(attributes.get("keepdims", 1)))
 
 
 def _gemm(inputs: list[Any], attributes: Attributes) -> TracedValue | None:
@@ -224,6 +254,10 @@ NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {
     "LeakyRelu": lambda inputs, attributes: _apply("leaky_relu", inputs[0], attributes.get("alpha", 0.01)),
     "Swish": lambda inputs, attributes: _apply("silu", inputs[0]) if attributes.get("alpha", 1.0) == 1.0 else None,
     "ArgMax": lambda inputs, attributes: _apply("argmax", inputs[0], attributes.get("axis", 0)),
+    "Softmax": lambda inputs, attributes: _apply("softmax", inputs[0], attributes.get("axis", -1)),
+    "LogSoftmax": lambda inputs, attributes: _apply("softmax", inputs[0], attributes.get("axis", -1)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "Gather": _gather,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
     "Clip": _clip,
@@ -299,9 +333,14 @@ def input_shapes(graph: Any) -> dict[str, list[Any]]:
     shapes = {}
     for each in graph.input:
         if each.name not in constants:
-            axes = each.type.tensor_type.shape.dim
-            shapes[each.name] = [axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in axes]
+            shapes[each.name] = shape_of(each)
     return shapes
+
+
+def shape_of(value: Any) -> list[Any]:
+    """Return the shape of an input or an output, as `input_shapes` does."""
+    axes = value.type.tensor_type.shape.dim
+    return [axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in axes]
 
 
 def _attribute(attribute: Any) -> Any:

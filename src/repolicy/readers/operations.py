@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.readers.chain import Chain, Step, fuse_product
+from repolicy.readers.chain import Chain, Step, fuse_difference, fuse_product
 from repolicy.readers.description import Array, CannotCopyError
 
 
@@ -46,6 +46,14 @@ def _linear(args: Args, _: Kwargs) -> TracedValue | None:
     weight, bias = _array(args[1]), args[2] if args[2:] else None
     bias = np.zeros(len(weight)) if bias is None else _array(bias)
     return _append(args[0], Step("linear", weight, bias))
+
+
+def _softmax(args: Args, _: Kwargs) -> TracedValue | None:
+    return _append(args[0], Step("softmax")) if args[1:2] in ([-1], [1]) else None
+
+
+def _logsumexp(args: Args, _: Kwargs) -> TracedValue | None:
+    return _append(args[0], Step("logsumexp")) if args[1:] in ([[-1], True], [[1], True]) else None
 
 
 def _layer_norm(args: Args, _: Kwargs) -> TracedValue | None:
@@ -120,7 +128,8 @@ def split(value: TracedValue, sizes: Iterable[int]) -> list[TracedValue]:
 def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
     """Return the operation for add, sub, mul or div; `fold` computes it for two constants.
 
-    One traced value and a constant give an affine step. A product of two traced values may be swish or gelu.
+    One traced value and a constant give an affine step. Of two traced values a product may be swish or gelu,
+    and a difference a log-softmax.
     """
 
     def operation(args: Args, kwargs: Kwargs) -> Any:
@@ -128,7 +137,8 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
         if args[2:] not in ([], [1]) or any(value not in (1, None) for value in kwargs.values()):
             return None  # PyTorch's alpha, or a rounding mode
         if isinstance(first, TracedValue) and isinstance(second, TracedValue):
-            chain = fuse_product(first.chain, second.chain) if operator == "mul" else None
+            fuse = {"mul": fuse_product, "sub": fuse_difference}.get(operator)
+            chain = fuse(first.chain, second.chain) if fuse else None
             return None if chain is None else TracedValue(chain)
         if not isinstance(first, TracedValue) and not isinstance(second, TracedValue):
             return _fold_constants(fold, _array(first), _array(second))
@@ -217,6 +227,9 @@ OPERATIONS: dict[str, Operation] = {
     "chunk": _chunk,
     "unflatten": _unflatten,
     "select": _select,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "logsumexp": _logsumexp,
     "argmax": lambda args, _: _append(args[0], Step("argmax")) if args[1:2] in ([-1], [1]) else None,
     "add": _arithmetic("add", np.add),
     "sub": _arithmetic("sub", np.subtract),

@@ -15,6 +15,7 @@ from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle, read_zip_entry
 
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
+FIRST_OUTPUT_NOTE = "of the module's several outputs the first is taken"
 MAX_EXPRESSIONS = 20_000  # evaluated in one file
 
 
@@ -26,13 +27,13 @@ def matches(names: list[str]) -> bool:
 def read(archive: zipfile.ZipFile, context: ReadContext) -> PolicyDescription:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     code = _Code(archive, find_root(archive), read_torch_pickle(archive, "constants"))
-    chain = _trace(code, read_torch_pickle(archive, "data")).chain
-    found, _ = recognize(chain, _width(chain))
-    return complete(found, "TorchScript", "", context)
+    chain = _trace(code, read_torch_pickle(archive, "data"), context).chain
+    found, unused = recognize(chain, _width(chain))
+    return complete(found, "TorchScript", "", context, unused)
 
 
-def _trace(code: "_Code", module: Any) -> TracedValue:
-    """Return what `forward` computes of the observations."""
+def _trace(code: "_Code", module: Any, context: ReadContext) -> TracedValue:
+    """Return what `forward` computes of the observations, or the first of several outputs."""
     try:
         code.check_no_hooks(module)
         result = code.method(module, "forward", [TracedValue(())])
@@ -40,6 +41,9 @@ def _trace(code: "_Code", module: Any) -> TracedValue:
         raise CannotCopyError("its code calls itself") from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError):
         raise CannotCopyError("its code is none of a perceptron") from None
+    if isinstance(result, list) and len(result) > 1:
+        result = result[0]
+        context.notes.append(FIRST_OUTPUT_NOTE)
     if not isinstance(result, TracedValue):
         raise CannotCopyError("its code does not return one array of actions")
     return result

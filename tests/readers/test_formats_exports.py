@@ -1,0 +1,168 @@
+"""ONNX and TorchScript as libraries and their documentation export them: several outputs, choices, and halves."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparing import STD, assert_equal, assert_scored, describe, mean, observations, placed, stirred
+from made_checkpoints import mlp, seen_by_rsl_rl
+from made_graphs import run, script
+from made_sb3 import contrib, made, sb3
+from other_policies import Around
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.priors.opening import open_policy
+from repolicy.readers.chain import TANH_NOTE
+from repolicy.readers.copying import policy_from
+from repolicy.readers.reading import Options
+from repolicy.readers.torchscript import FIRST_OUTPUT_NOTE
+
+DROPPED = "half of the last layer is dropped by the graph, which does not tell what it is for"
+
+
+class Deterministic(nn.Module):
+    """The wrapper in Stable-Baselines3's documentation."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, obs: Tensor) -> Any:
+        return self.policy(obs, deterministic=True)
+
+
+def exported(path: Path, module: nn.Module, old: bool = True) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.zeros(1, 5),), str(path), opset_version=18, input_names=["in"], dynamo=not old)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["PPO", "A2C with gSDE", "SAC", "TRPO"])
+def test_stable_baselines3s_documented_export_is_copied(kind: str, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"use_sde": True} if "gSDE" in kind else {}
+    library = contrib("TRPO") if kind == "TRPO" else getattr(sb3, kind.split()[0])
+    model, _ = made(library, tmp_path, **own)
+    path = exported(tmp_path / "policy.onnx", Deterministic(model.actor if kind == "SAC" else model.policy))
+    described, obs = describe(path, STD), observations(5)
+    assert described.squashed == (kind == "SAC")
+    assert (TANH_NOTE in described.notes) == (kind == "SAC")
+    assert_equal(mean(described, obs), run(path, obs))
+
+
+def test_stable_baselines3s_documented_export_of_choices_is_copied(tmp_path: Path) -> None:
+    model, _ = made(sb3.PPO, tmp_path, "choice")
+    path, obs = exported(tmp_path / "policy.onnx", Deterministic(model.policy)), observations(5)
+    with torch.no_grad():
+        dist = model.policy.get_distribution(obs.double()).distribution
+    described = describe(path)
+    assert_scored(described, obs, dist)
+    assert np.array_equal(policy_from(described)(obs).mode()[:, 0], run(path, obs))
+    with torch.no_grad():
+        assert_scored(
+            describe(path, Options(temperature=0.5)), obs, torch.distributions.Categorical(logits=dist.logits / 0.5)
+        )
+
+
+class Expanded(nn.Module):
+    """A single number that becomes a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.other = nn.Linear(5, 1), nn.Linear(5, 3)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.body(obs).expand_as(self.other(obs).exp())
+
+
+def test_a_number_that_becomes_a_row_is_not_copied_as_a_number(tmp_path: Path) -> None:
+    path = exported(tmp_path / "policy.onnx", Expanded())
+    assert "in a form that no perceptron of ours has" in str(open_policy(path, STD).notes)
+
+
+@pytest.mark.parametrize("own", ["Gaussian", "HeteroscedasticGaussian"])
+def test_rsl_rls_graphs_are_copied(own: str, tmp_path: Path) -> None:
+    obs = observations(5, 3.0)
+    actor, groups = seen_by_rsl_rl(obs, f"{own}Distribution")
+    path = exported(tmp_path / "policy.onnx", actor.as_onnx(verbose=False).eval(), old=False)
+    described = describe(path, STD)
+    with torch.no_grad():
+        assert_equal(mean(described, obs), actor(groups))
+    assert (DROPPED in described.notes) == (own != "Gaussian")
+    described = describe(script(tmp_path / "policy.pt", actor.as_jit(), 5), STD)
+    assert (DROPPED in described.notes) == (own != "Gaussian")
+
+
+class HalfTanh(nn.Module):
+    """As many a script writes it: the means go through tanh, and the log-stds are left out."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.body, self.scale = mlp((5, 8, 6), nn.ReLU), scale
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return torch.tanh(self.body(obs)[:, :3]) * self.scale
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_half_that_pytorchs_graph_drops_is_not_taken_for_braxs_std(scale: float, tmp_path: Path) -> None:
+    module, obs = stirred(HalfTanh(scale)), observations(5)
+    for path in (exported(tmp_path / "p.onnx", module), script(tmp_path / "p.pt", module, 5, traced=True)):
+        described = describe(path)
+        assert described.std is None
+        assert DROPPED in described.notes
+        assert (TANH_NOTE in described.notes) == (scale == 1.0)
+        with torch.no_grad():
+            assert_equal(mean(described, obs), module(obs))
+
+
+class Logits(nn.Module):
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self.body, self.last = mlp((5, 8, 3), nn.Tanh), last
+
+    def forward(self, obs: Tensor) -> Tensor:
+        out = self.body(obs)
+        if self.last:
+            out = getattr(torch, self.last)(out, -1).argmax(-1)
+        return out
+
+
+@pytest.mark.parametrize("last", ["", "softmax", "log_softmax"])
+def test_a_graph_of_logits_is_copied(last: str, tmp_path: Path) -> None:
+    module, obs = stirred(Logits(last)), observations(5)
+    paths = [exported(tmp_path / "p.onnx", module), script(tmp_path / "p.pt", module, 5, traced=True)]
+    with torch.no_grad():
+        dist = torch.distributions.Categorical(logits=module.body(obs))
+    for path in paths:
+        if not last:
+            with pytest.raises(UsageError, match="such as --std 0.2, or --temperature 1 where its outputs are logits"):
+                policy_from(describe(path))
+        assert_scored(describe(path, Options(temperature=1.0)), obs, dist)
+
+
+class Both(nn.Module):
+    """Actions and a value, as a tuple."""
+
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor, self.critic = actor, nn.Linear(5, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor(obs), self.critic(obs)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_of_a_tuple_the_first_is_taken(traced: bool, tmp_path: Path) -> None:
+    obs, copied, cloned = observations(5), stirred(Both(mlp((5, 8, 3), nn.ELU))), stirred(Both(Around()))
+    described = describe(script(tmp_path / "copied.pt", copied, 5, traced))
+    assert FIRST_OUTPUT_NOTE in described.notes
+    path = script(tmp_path / "cloned.pt", cloned, 5, traced)
+    assert FIRST_OUTPUT_NOTE in open_policy(path, STD, trust=True).notes
+    with torch.no_grad():
+        assert_equal(mean(described, obs), copied(obs)[0])
+        assert_equal(placed(path, 5, 3, trust=True).distribution(obs).mode(), cloned(obs)[0])
