@@ -18,8 +18,8 @@ from repolicy.errors import UsageError
 from repolicy.priors.opening import open_policy
 from repolicy.readers.chain import TANH_NOTE
 from repolicy.readers.copying import policy_from
+from repolicy.readers.description import FIRST_OUTPUT_NOTE
 from repolicy.readers.reading import Options
-from repolicy.readers.torchscript import FIRST_OUTPUT_NOTE
 
 DROPPED = "half of the last layer is dropped by the graph, which does not tell what it is for"
 

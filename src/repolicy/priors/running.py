@@ -24,9 +24,9 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError, describe_error
 from repolicy.policies.export import onnx_session, suppress_export_warnings
 from repolicy.priors.kinds import State, generative_usage
+from repolicy.readers.description import FIRST_OUTPUT_NOTE
 from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
-from repolicy.readers.torchscript import FIRST_OUTPUT_NOTE
 
 INPUT_TYPES: dict[str, Any] = {  # those that are not single precision
     "tensor(double)": np.float64, "tensor(float16)": np.float16,

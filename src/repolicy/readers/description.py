@@ -15,6 +15,7 @@ import numpy as np
 from repolicy.errors import FileError
 from repolicy.policies import ActionSpace
 
+FIRST_OUTPUT_NOTE = "of the module's several outputs the first is taken"
 Array = np.ndarray
 Source = Literal["vector", "head", "features"]
 Place = Literal["before", "after"]

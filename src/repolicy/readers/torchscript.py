@@ -10,12 +10,11 @@ from typing import Any
 
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
-from repolicy.readers.description import CannotCopyError, PolicyDescription
+from repolicy.readers.description import FIRST_OUTPUT_NOTE, CannotCopyError, PolicyDescription
 from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle, read_zip_entry
 
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
-FIRST_OUTPUT_NOTE = "of the module's several outputs the first is taken"
 MAX_EXPRESSIONS = 20_000  # evaluated in one file
 
 
