@@ -10,7 +10,7 @@ from tiny_envs import tiny
 
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import train
-from repolicy.objective import full
+from repolicy.objective import full, greedy
 from repolicy.prepare.claiming import claim_folder
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -34,6 +34,23 @@ def resumed(asked: Request, folder: Path) -> list[str]:
 
 def test_what_is_as_it_was_goes_on(asked: Request, tmp_path: Path) -> None:
     assert [resumed(asked, tmp_path / "run") for _ in range(2)] == [[], []]
+
+
+def test_a_changed_limit_is_refused_and_so_is_the_reward_of_which_a_share_is_kept(
+    asked: Request, tmp_path: Path
+) -> None:
+    """The objective reads neither: its task is the add-on."""
+    held = replace(asked, objective=greedy(0.1), limits=(f"{tmp_path / 'r.py'}:f<=1",))
+    kept = replace(asked, objective=greedy(0.1), settings=replace(SMALL, keep=0.9), addons=(tiny("stay_near"),))
+    held = replace(held, addons=kept.addons)
+    for request in (held, kept):
+        resumed(request, tmp_path / str(request.settings.keep))
+    (tmp_path / "r.py").write_text(ADDON.replace("1.0", "1.01"))
+    with pytest.raises(UsageError, match="limit f<=1 is not what it was when the run in"):
+        resumed(held, tmp_path / "None")
+    (tmp_path / "e.py").write_text(f"{ENV}    def step(self, a): o, r, *x = super().step(a); return o, r + 1, *x\n")
+    with pytest.raises(UsageError, match="the reward of"):
+        resumed(kept, tmp_path / "0.9")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors import read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
@@ -55,6 +56,16 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(
     for at in ("0.5", "0.7"):  # a position may be kept anew
         cli.main(["dial", str(file), "--at", at, "--out", str(tmp_path / "kept.safetensors")])
     assert read_card(tmp_path / "kept.safetensors")["dial"]["values"] == {"omega": 0.7}
+
+
+def test_a_position_tells_the_alpha_that_it_was_trained_with() -> None:
+    """An alpha that is omega is the position's; one that a budget moved is where that ended."""
+    tied = {"request": {"objective": {"task": "addon", "omega": [0.01, 1.0], "alpha": "omega"}}}
+    kept = positions.DialedPolicy(Path(__file__), dialed([Dial("omega", 0.01, 1.0)], tied))
+    assert alpha_from_card(kept.card({"omega": 0.05})) == 0.05
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,)), hidden=(8,)))
+    moved = SavedPolicy(policy, policy, {"alpha": 0.7, "request": {"objective": {"omega": 0.1, "alpha": 0.1}}})
+    assert alpha_from_card(positions.DialedPolicy(Path(__file__), moved).card({"t": 0.5})) == 0.7
 
 
 def test_the_page_has_every_position(

@@ -27,6 +27,7 @@ from repolicy.evaluation import ACTIONS, EPISODE_CAP, Evaluation, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
+from repolicy.priors import MeanPrior
 from repolicy.runs import Budget, Estimate, Ranks, Request, Stream, derived_seed
 
 MAX_VIOLATION = 2.0
@@ -326,14 +327,14 @@ def expected_rewards(prior_rewards: Tensor, ages: Tensor, ended: Tensor) -> Tens
     return prior_rewards[at] + torch.where(ended, later[at], 0.0)
 
 
-def deployed_episodes(policy: Policy, request: Request) -> Evaluation:
+def deployed_episodes(policy: MeanPrior | Policy, request: Request) -> Evaluation:
     """Run a few episodes of a policy as it is deployed; they start alike for every policy."""
     seed = derived_seed(request.settings.seed, 0, Stream.KEPT_RETURN)
     with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
         return run_episodes(policy, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
 
 
-def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> tuple[Tensor, float]:
+def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float]:
     """Return the prior's mean reward at each age of an episode `[L]`, and of all steps.
 
     The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
@@ -356,14 +357,14 @@ def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> tuple
 MORE_STEPS = "the weights follow slowly, and more --steps give them time"
 
 
-def kept_sentence(prior: Policy, policy: Policy, request: Request) -> str:
-    """Return a sentence on the share of the prior's return that a finished run's policy keeps."""
+def kept_sentence(prior: MeanPrior | Policy, policy: Policy, request: Request, what: str = "the old return") -> str:
+    """Return a sentence on the share of the prior's return, named `what`, that a finished run's policy keeps."""
     evaluations = [deployed_episodes(each, request) for each in (prior, policy)]
     before, after = (each.basic for each in evaluations)
     lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes with the same starts
     kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
     wanted = float(request.settings.keep or 0.0)
-    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return {ACTIONS[evaluations[0].action]}"
+    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of {what} {ACTIONS[evaluations[0].action]}"
     sentence += f", and was to keep {100.0 * wanted:.6g}%"
     return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
 

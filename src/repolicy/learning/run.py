@@ -133,8 +133,11 @@ def final_sentences(worker: Worker, folder: RunFolder, metrics: dict[str, float]
     if parse_env_name(worker.request.env).decoder is None:  # for a generative policy's noise, a few nats are a lot
         sentences += dial_warnings(metrics, worker.learner.policy)
     sentences += constraint_warnings(worker.multipliers, folder.read_metrics())
-    if worker.multipliers.keep and worker.prior is not None:
-        sentences.append(kept_sentence(worker.prior, read_policy(folder.policy).policy, worker.request))
+    if worker.multipliers.keep and worker.acting_prior is not None:
+        is_clone = worker.acting_prior is not worker.scoring_prior
+        what = "what the prior's clone earns" if is_clone else "the old return"
+        policy = read_policy(folder.policy).policy
+        sentences.append(kept_sentence(worker.acting_prior, policy, worker.request, what))
     return sentences
 
 

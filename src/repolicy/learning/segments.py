@@ -272,8 +272,8 @@ class Segments:
     def measure_prior(self) -> list[str]:
         """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
         worker = self.worker
-        if worker.prior is not None and worker.multipliers.keep:
-            worker.multipliers.hold_share(*measure_prior_rewards(worker.prior, worker.request, self.team))
+        if worker.acting_prior is not None and worker.multipliers.keep:
+            worker.multipliers.hold_share(*measure_prior_rewards(worker.acting_prior, worker.request, self.team))
         if worker.prior is None or not worker.objective.reads_states:
             return []
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)

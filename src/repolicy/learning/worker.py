@@ -16,7 +16,7 @@ from repolicy.learning.terms import DialedTerms, FixedTerms, TaskRewards, at_dia
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import OBSERVATION_BOUND, Density, Normalizer, Policy, moment_sums, trainable_copy
 from repolicy.prepare.states import familiarity
-from repolicy.priors import Scorer, ScoringPrior
+from repolicy.priors import MeanPrior, ScoredPrior, Scorer, ScoringPrior
 from repolicy.runs import Request, ranks, spec_for
 
 MIN_EXPLAINED_VARIANCE = -0.5  # below it the critic cannot follow, so budgets and limits do not move the weights
@@ -70,6 +70,11 @@ class Worker:
     def evaluation_target(self) -> tuple[Policy, Objective]:
         """The policy and the objective that short evaluations use; with dials, those at the middle of each dial."""
         return at_dial_middle(self.learner.policy, self.objective)
+
+    @property
+    def acting_prior(self) -> MeanPrior | Policy | None:
+        """The prior as it acts: the one that scores actions or, where it can only do that, the clone of it."""
+        return self.prior if isinstance(self.scoring_prior, ScoredPrior) else self.scoring_prior
 
     @property
     def steps(self) -> int:

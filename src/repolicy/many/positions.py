@@ -115,7 +115,7 @@ class DialedPolicy:
 
     def card(self, position: Position) -> dict[str, Any]:
         """Return the metadata of a position's file: the run's, without its scores, with the dials' values."""
-        kept = ("request", "versions", "steps", "prior_is")
+        kept = ("request", "versions", "steps", "prior_is", "alpha")
         card = {key: value for key, value in self.saved.card.items() if key in kept}
         if self.dials and "request" in card:
             weights = {name: value for name, value in position.items() if name in DIALED}

@@ -5,7 +5,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from repolicy.addons import addon_names, combine_addons
+from repolicy.addons import addon_names, combine_addons, parse_limits
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
@@ -20,7 +20,7 @@ COMPARED_TOLERANCE = 1e-3  # share of a number's largest value; processors round
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
     """Claim the folder for a run and return messages for the user.
 
-    Raises where an environment, an add-on or a prior that runs as it is gives other numbers than when the run began,
+    Raises where an environment, a limit, an add-on or a prior that runs as it is gives other numbers than when the run began,
     although it is reproducible and the versions are the same. Then its source, or something that it imports, has
     changed.
     """
@@ -44,14 +44,16 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
 
 
 def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPrior | None) -> dict[str, Tensor]:
-    """Return the numbers of environment, add-ons and scoring prior in trial steps, up to the first error."""
+    """Return the numbers of environment, limits, add-ons and scoring prior in trial steps, up to the first error."""
     settings, numbers = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         agent = read_policy(folder.prior).policy if request.prior else untrained_policy(request.env, settings)
         rollout = collect_trial(agent, request.env, settings, COMPARED_STEPS)
         numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
-        if request.objective.reads_basic:
+        if request.objective.reads_basic or settings.keep is not None:
             numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
+        for limit in parse_limits(request.limits, request.env):
+            numbers[f"limit {limit}"] = torch.from_numpy(limit.values(rollout, agent.observation_size))
         for name in addon_names.with_weights(request.addons):
             reward = combine_addons([name]).reward(rollout.transitions)
             numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
@@ -62,7 +64,7 @@ def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPr
 
 def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> str | None:
     """Return the name of the first entry whose numbers `[T, N, ...]` differ; the environment comes first."""
-    for name in sorted(stored, key=lambda name: (name.startswith(("add-on", "the prior")), name)):
+    for name in sorted(stored, key=lambda name: (name.startswith(("limit", "add-on", "the prior")), name)):
         before, after = stored[name], current.get(name)
         if after is None or after.shape != before.shape:
             return name

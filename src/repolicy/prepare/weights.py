@@ -273,7 +273,10 @@ class Weights(NamedTuple):
 
 def alpha_from_card(card: dict[str, Any]) -> float | None:
     """Return the alpha that the prior's training ended with, or None where its card has none above 0."""
-    alpha = card.get("alpha") or card.get("request", {}).get("objective", {}).get("alpha")
+    objective = card.get("request", {}).get("objective", {})
+    alpha = card.get("alpha") or objective.get("alpha")
+    if alpha == "omega":  # of a position on a dial
+        alpha = objective.get("omega")
     return float(alpha) if alpha and isinstance(alpha, int | float) else None
 
 
