@@ -20,9 +20,9 @@ COMPARED_TOLERANCE = 1e-3  # share of a number's largest value; processors round
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
     """Claim the folder for a run and return messages for the user.
 
-    Raises where an environment, a limit, an add-on or a prior that runs as it is gives other numbers than when the run began,
-    although it is reproducible and the versions are the same. Then its source, or something that it imports, has
-    changed.
+    Raises where an environment, a limit, an add-on or a prior that runs as it is gives other numbers than when the run
+    began, although it is reproducible and the versions are the same. Then its source, or something that it imports,
+    has changed.
     """
     prior, init = (None, None) if start is None else (start.content, start.init)
     notes = folder.begin(request, versions(), resume, prior, init)
