@@ -29,6 +29,7 @@ from repolicy.errors import UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.prepare import cloning
@@ -152,6 +153,23 @@ def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_anothe
             customized(other, tmp_path / "run", four, std=std, resume=True)
     with pytest.raises(UsageError, match="prior.safetensors was only fitted to the prior of this run"):
         customized(str(tmp_path / "run" / "prior.safetensors"), tmp_path / "run", four, resume=True)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_clone_of_what_could_be_copied_is_resumed_without_saying_so_again(as_file: bool, tmp_path: Path) -> None:
+    prior: Any = as_policy(EXACT)
+    if as_file:
+        save_policy(tmp_path / "mine.safetensors", prior, {})
+        prior = tmp_path / "mine.safetensors"
+    two = replace(FEW, steps=2 * FEW.iteration_steps, checkpoint_every=1)
+    whole, _ = customized(prior, tmp_path / "run", two, init="clone")
+    before = whole.policy.state_dict()
+    max((tmp_path / "run" / "checkpoints").iterdir()).unlink()
+    for named in ({}, {"init": "clone"}):
+        again, _ = customized(prior, tmp_path / "run", two, resume=True, **named)
+        assert all(torch.equal(before[name], value) for name, value in again.policy.state_dict().items())
+    with pytest.raises(UsageError, match="prior.safetensors was only fitted to the prior of this run"):
+        customized(str(tmp_path / "run" / "prior.safetensors"), tmp_path / "run", two, resume=True)
 
 
 class Remembering:

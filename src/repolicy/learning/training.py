@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
-from repolicy.policies import Policy, Prior, with_torch_defaults
+from repolicy.policies import Policy, Prior, read_card, with_torch_defaults
 from repolicy.prepare import session
 from repolicy.prepare.beginning import INITS, Start
 from repolicy.prepare.checks import (
@@ -173,8 +173,11 @@ def customize(
     options = options.filled_from(earlier)
     if not options.addons:
         raise UsageError(f"customizing {NO_ADDON}")
-    if earlier is not None and earlier.init and init == "auto":
-        init = folder.init
+    if earlier is not None and init == "auto":
+        if earlier.init:
+            init = folder.init
+        elif folder.prior.is_file() and "clone_of" in read_card(folder.prior):
+            init = "clone"
 
     # Open the prior, which names its environment and its settings.
     resumed = earlier is not None

@@ -122,7 +122,7 @@ class Start:
 
     def check_not_a_clone(self, kept: Path) -> None:
         """Raise where the named prior is the run's own clone, which was only fitted to the prior that scores it."""
-        if self.scoring_prior is None and self.saved is not None and "clone_of" in self.saved.card:
+        if self.saved is not None and "clone_of" in self.saved.card:
             named = Path(self.name)
             if named.is_file() and kept.is_file() and named.samefile(kept):
                 raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
@@ -149,7 +149,7 @@ def open_prior(
             raise UsageError(
                 f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
             )
-        saved, content = SavedPolicy(frozen(agent), None, {}), policy_bytes(agent, {})
+        saved, content = SavedPolicy(frozen(agent), None, {}), b"" if init == "clone" else policy_bytes(agent, {})
     elif isinstance(agent, ConditionedPolicy):
         raise UsageError(
             f"a policy with {agent.dials_description} is no prior; keep a position of it with `repolicy dial`"
