@@ -73,6 +73,7 @@ def residual() -> dict[str, Any]:
 @torch.inference_mode()
 def shapes(ours: Any) -> dict[str, list[int]]:
     """Run a rollout up to its advantages; return the shapes of what the update would learn from."""
+    ours.alg.train_mode()
     observations = ours.env.get_observations()
     for _ in range(ours.cfg["num_steps_per_env"]):
         observations, rewards, dones, extras = ours.env.step(ours.alg.act(observations))

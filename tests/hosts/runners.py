@@ -47,6 +47,7 @@ small_policy = partial(small.small_policy, hidden=(16, 16))
 
 def collected(started: OnPolicyRunner) -> Any:
     """The storage after one rollout, before any update."""
+    started.alg.train_mode()
     with torch.inference_mode():
         observations = started.env.get_observations()
         for _ in range(started.cfg["num_steps_per_env"]):

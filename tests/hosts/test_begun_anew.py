@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from runners import OnPolicyRunner, checkpoint, collected, residual, runner
+from runner_envs import OURS
+from runner_envs import Drift as RunnerDrift
+from runners import POLICY_ACTOR, OnPolicyRunner, checkpoint, collected, residual, runner
 from sb3_models import Drift as Sb3Drift
 from sb3_models import residual as sb3
 from sb3_models import trained
-from small import Far
+from small import Far, small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.prepare.states import SKIPPED_STEPS
@@ -60,3 +63,58 @@ def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypat
     assert price(reset_num_timesteps=False) > 0.0
     model.verdict()
     assert price(reset_num_timesteps=False) == 0.0
+
+
+class Resettable(RunnerDrift):
+    """Changes its state in place where it begins anew, as some simulators do."""
+
+    def reset(self) -> None:
+        self.state.copy_(torch.randn(self.state.shape, generator=self.generator))
+        self.episode_length_buf.zero_()
+
+
+def seen_by_the_actor(started: OnPolicyRunner) -> list[bool]:
+    """A list that gets, at each step, whether the actor saw what the environments show."""
+    found, act = list[bool](), started.alg.act
+
+    def compared(observations: Any) -> Any:
+        actions = act(observations)
+        found.append(torch.equal(started.alg.transition.observations["policy"], started.env.state))
+        return actions
+
+    started.alg.act = compared
+    return found
+
+
+MEASURED = {"class_name": OURS, "states": 0.0}
+
+
+@pytest.mark.parametrize("more", [{}, {"omega": "0.1..1"}])
+def test_after_a_measurement_the_runner_goes_on_where_it_was(more: dict[str, Any]) -> None:
+    env, actor = Resettable(count=32), {"actor": POLICY_ACTOR} if more else {}
+    started = runner(algorithm=MEASURED | {"prior": small_policy(hidden=(16, 16))} | more, env=env, **actor)
+    before = env.episode_length_buf.clone()
+    started.alg.train_mode()
+    assert torch.equal(env.episode_length_buf, before)
+    started = runner(algorithm=MEASURED | {"prior": small_policy(hidden=(16, 16))} | more, env=env, **actor)
+    seen = seen_by_the_actor(started)
+    started.learn(1, init_at_random_ep_len=True)
+    assert seen == [True] * 6
+
+
+def test_after_a_verdict_the_runner_sees_how_the_next_episodes_begin() -> None:
+    started = runner(algorithm=residual(small_policy(hidden=(16, 16))), env=Resettable(count=32), max_iterations=1)
+    seen = seen_by_the_actor(started)
+    started.learn(2)
+    assert seen == [True] * 12
+
+
+def test_a_prior_is_measured_where_its_own_runner_had_trained_it(tmp_path: Path) -> None:
+    """What rsl_rl's runner has stepped cannot be changed in place outside of inference mode."""
+    env = Resettable(count=32)
+    first = runner(env=env)
+    first.learn(1)
+    first.save(str(tmp_path / "prior.pt"))
+    started = runner(algorithm=MEASURED | {"prior": str(tmp_path / "prior.pt")}, env=env)
+    started.learn(1)
+    assert started.alg.steering.objective.is_set

@@ -149,7 +149,7 @@ def test_what_is_named_otherwise_stays_beside_what_follows_from_it(
         assert (method.curves["omega"], method.curves["alpha"]) == ([omega], [pytest.approx(alpha)])
 
 
-def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoint_lacks(
+def test_a_runner_measures_where_it_begins_to_learn_and_only_what_its_checkpoint_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = list[Any]()
@@ -158,25 +158,25 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     monkeypatch.setattr(measuring, "run_episodes", lambda *given, **named: measured.append(0) or right(*given, **named))
     how = runners.residual(PRIOR, omega=None, alpha=None, states=0.0)
     first = runners.runner(algorithm=how)
+    assert not measured, "who only plays needs no weights"
+    first.alg.train_mode()
     first.save(str(tmp_path / "model_0.pt"))
     assert measured
     measured.clear()
-    again = runners.runner(algorithm=how, resume=True)
+    again = runners.runner(algorithm=how)
     again.load(str(tmp_path / "model_0.pt"))
     objective = again.alg.steering.objective
     assert objective == first.alg.steering.objective
     assert capsys.readouterr().out.endswith(f"goes on with omega {objective.omega:g} and alpha {objective.alpha:g}\n")
     again.learn(1)
     assert not measured
-    runners.runner(algorithm=how, resume=True).learn(1)
-    assert measured
-    named = runners.runner(algorithm=how | {"omega": 0.6}, resume=True)
+    named = runners.runner(algorithm=how | {"omega": 0.6})
     named.load(str(tmp_path / "model_0.pt"))
     named.learn(1)
     found = named.alg.steering.objective
     assert (found.omega, found.alpha, found.states) == (0.6, pytest.approx(0.2), 0.0)
     measured.clear()
-    other = runners.runner(algorithm=how | {"addon": "addon"}, resume=True)
+    other = runners.runner(algorithm=how | {"addon": "addon"})
     other.load(str(tmp_path / "model_0.pt"))
     other.learn(1)
     assert measured, "in another add-on a nat has another worth"
@@ -184,7 +184,7 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
 
 def test_a_checkpoint_keeps_the_states_of_the_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = runners.residual(PRIOR, states=0.1)
-    first, again = (runners.runner(algorithm=how, resume=True) for _ in range(2))
+    first, again = (runners.runner(algorithm=how) for _ in range(2))
     first.alg.method.density = fit_density(PRIOR.normalizer(torch.randn(200, 3)), PRIOR.normalizer)
     first.save(str(tmp_path / "model_0.pt"))
     again.load(str(tmp_path / "model_0.pt"))

@@ -242,8 +242,8 @@ class TellingRunner(RunnerDrift):
 
 def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
     started = runner(algorithm=residual(PRIOR, keep=0.9), env=TellingRunner())
-    assert started.alg.steering.kept_limit == "basic_reward>=1.8"
     started.learn(1)
+    assert started.alg.steering.kept_limit == "basic_reward>=1.8"
 
 
 class Wished(Drift):
@@ -274,7 +274,7 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
             InSb3(env=env, keep=0.9, **unnamed).learn(1)
         assert len(steps) == 1
     with pytest.raises(UsageError, match="keep needs 'basic_reward' in the environment's extras;"):
-        InRslRl(keep=0.9)
+        InRslRl(keep=0.9).learn(1)
 
     class Untold(Drift):
         def step(self, action: Any) -> Any:

@@ -143,7 +143,9 @@ def in_runner(env: Drift | None = None, **more: Any) -> Any:
     """The steering of a runner whose environments pay −|action|² beside a reward that does not know of actions."""
     env = Drift(count=64) if env is None else env
     env.push.zero_()
-    return runner(algorithm=PAID_ADDON | {"prior": resting()} | more, env=env).alg.steering
+    started = runner(algorithm=PAID_ADDON | {"prior": resting()} | more, env=env).alg
+    started.train_mode()
+    return started.steering
 
 
 def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +392,7 @@ class OnlyObserves(Ending):
 def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
     algorithm = PAID_ADDON | {"prior": resting(), "num_mini_batches": 1}
     started = runner(algorithm=algorithm, env=env(count=count))
-    assert started.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
     started.learn(1, init_at_random_ep_len=True)
+    assert started.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
     started.alg.verdict()
     assert {length for told in started.alg.method.verdict_episodes for length in told["lengths"]} == {12.0}

@@ -88,7 +88,9 @@ def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path, stood: int)
             return super().step(actions)
 
     env = Counting()
-    runner(algorithm={"class_name": OURS, "prior": str(path)}, env=env)
+    started = runner(algorithm={"class_name": OURS, "prior": str(path)}, env=env)
+    assert env.unwrapped.common_step_counter == stood
+    started.alg.train_mode()
     assert env.resets_at[0] == stood  # before anything is measured
     assert len(env.resets_at) > 2
     assert env.resets_at[-1] == env.unwrapped.common_step_counter == stood  # and after it

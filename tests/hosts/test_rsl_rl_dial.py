@@ -156,12 +156,12 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path, omega: Any) -> None:
 
 def test_yaml_writes_a_range_as_a_word_and_alpha_is_a_third_of_its_low_end(capsys: Any) -> None:
     started = runner("0.3..3", alpha=None)
+    started.learn(1)
     assert started.alg.steering.objective.omega == Range(0.3, 3.0)
     assert started.alg.steering.objective.alpha == pytest.approx(0.1)
     assert started.alg.steering.objective.states == 0.0
     assert "alpha is 0.1, a third of omega 0.3" in capsys.readouterr().out
     assert started.cfg["algorithm"]["rnd_cfg"] is None  # rsl_rl before 5.5 reads it, named or not
-    started.learn(1)
 
 
 def test_what_a_range_cannot_have_is_a_sentence() -> None:

@@ -84,6 +84,7 @@ def test_an_actor_of_images_alone_is_measured_and_compared(tmp_path: Path) -> No
     sees = {"obs_groups": {"actor": ["camera"], "critic": ["policy", "camera"]}, "actor": {"obs_normalization": False}}
     runner("cnn", **sees).save(str(tmp_path / "prior.pt"))
     ours = runner("cnn", {"class_name": OURS, "prior": str(tmp_path / "prior.pt")}, **sees)
+    ours.alg.train_mode()
     assert ours.alg.steering.objective.states == 0
     assert "prior with the mean action" in ours.alg.verdict()
 

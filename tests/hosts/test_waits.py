@@ -128,6 +128,7 @@ def test_a_rollout_stays_on_its_device_up_to_the_one_wait(
     config = settings(network, asked | {"alpha": 0.2, "limits": ["addon>=-1"]}, actor_class)
     env = Drift()
     started = OnPolicyRunner(env, config, None, "meta").alg
+    started.train_mode()
     if prior is not None:
         started.method.density = fit_density(torch.randn(500, 3), Normalizer(3)).to("meta")
         started.method.steering.objective = started.steering.objective.__class__("addon", 0.3, 0.2, states=0.1)

@@ -28,6 +28,7 @@ def main(rank: int, meeting: str) -> str:
     algorithm = ResidualPPO.construct_algorithm(env.get_observations(), env, config, "cpu")
     algorithm.broadcast_parameters()
     observations = env.get_observations()
+    algorithm.train_mode()
     for _ in range(3):
         with torch.inference_mode():
             for _ in range(6):

@@ -118,10 +118,21 @@ class ResidualPPO(PPO):
         self._task_rewards = torch.zeros_like(storage.rewards.squeeze(-1))  # of the iteration, [T, N]
         self._timed_out = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # [T, N]
         self._iterations_left = 0  # until the verdict; 0 where the settings do not tell the number of iterations
+        self._has_moved = False  # whether the environments moved on since the runner last saw them
 
     @property
     def steering(self) -> Steering:
         return self.method.steering
+
+    def act(self, obs: Any) -> Tensor:
+        """Sample actions as rsl_rl does, for what the environments show now."""
+        return super().act(self.present(obs))
+
+    def present(self, obs: Any) -> Any:
+        """Return the runner's observations, or new ones where the environments have moved on since then."""
+        if self._has_moved:
+            obs, self._has_moved = self.envs.env.get_observations().to(self.device), False
+        return obs
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         """Store one step with the task's reward. rsl_rl itself handles time limits."""
@@ -275,21 +286,24 @@ class ResidualPPO(PPO):
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         priors.check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
-        steps = getattr(algorithm.prior, "env_steps", 0) or algorithm.envs.step_count
-        algorithm.envs.set_step_count(steps)
+        algorithm.envs.set_step_count(getattr(algorithm.prior, "env_steps", 0) or algorithm.envs.step_count)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             # Isaac Lab's and mjlab's scripts train for this number of iterations.
             algorithm._iterations_left = int(cfg.get("max_iterations", 0))
-        if not cfg.get("resume"):  # a checkpoint holds what was measured
-            algorithm.measure()
-            algorithm.envs.set_step_count(steps)  # again, because measuring has taken steps
         return algorithm
 
     def train_mode(self) -> None:
         """Begin to learn, as rsl_rl's runner calls it: what is not known by now is measured."""
         super().train_mode()
-        self.measure()
-        self.method.ages = self.envs.ages  # the runner may have set them at random
+        if not self.method.is_ready:
+            ages, steps = self.envs.ages, self.envs.step_count
+            self.measure()
+            self.envs.set_step_count(steps)  # measuring has taken steps
+            self.envs.ages = ages  # the runner may have set them at random
+            self._has_moved = True
+        shape = len(self.steering.required_entries), *self._task_rewards.shape
+        self._limit_values = torch.zeros(shape, device=self.device)  # the quantities that have limits, [L, T, N]
+        self.method.ages = self.envs.ages
 
     def verdict(self) -> str:
         """Run the prior and the present actor; return their rewards, and whether the actor is better."""
@@ -299,22 +313,20 @@ class ResidualPPO(PPO):
             text = compare_with_prior(self.method, self.envs, RunnerPrior(actor, actor.state_dict(), Path()))
         for network in (actor, self.critic):
             network.reset()  # their memory is of the episodes before
+        self._has_moved = True
         return text
 
     def measure(self) -> None:
         """Measure what is not named, and learn the prior's states where they have a price."""
-        if not self.method.is_ready:
-            measured: list[Any] = [None, None]
-            if not self.is_multi_gpu or not self.gpu_global_rank:
-                measure_unset(self.method, self.envs)
-                density = self.method.density
-                measured = [self.steering.state(), density and density.to("cpu")]
-            if self.is_multi_gpu:
-                torch.distributed.broadcast_object_list(measured)
-                self.steering.resume(measured[0])
-                self.method.density = measured[1] and measured[1].to(self.device)
-        shape = len(self.steering.required_entries), *self._task_rewards.shape
-        self._limit_values = torch.zeros(shape, device=self.device)  # the quantities that have limits, [L, T, N]
+        measured: list[Any] = [None, None]
+        if not self.is_multi_gpu or not self.gpu_global_rank:
+            measure_unset(self.method, self.envs)
+            density = self.method.density
+            measured = [self.steering.state(), density and density.to("cpu")]
+        if self.is_multi_gpu:
+            torch.distributed.broadcast_object_list(measured)
+            self.steering.resume(measured[0])
+            self.method.density = measured[1] and measured[1].to(self.device)
 
     def addon_rewards(self, extras: dict[str, Any], rewards: Tensor) -> Tensor:
         """Return the add-on `[N]` in extras; 0 for a wish, whose rewards are added to the whole rollout later."""

@@ -44,7 +44,7 @@ class DialedPPO(ResidualPPO):
         if not self.storage.step:
             # places for the episodes that begin in this rollout, drawn at once so that no step waits for the device
             self._next_places = self._draw(self.storage.num_transitions_per_env)
-        return super().act(self.with_places(obs))
+        return super().act(self.with_places(self.present(obs)))
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         step = self.storage.step

@@ -47,6 +47,7 @@ class RunnerEnvs:
             env.common_step_counter, self.has_stepped = steps, True
             self.reset()
 
+    @torch.inference_mode()  # as the runner steps the environments, so that their tensors are inference tensors
     def reset(self) -> tuple[Any, bool]:
         """Return observations, and whether they begin episodes: not every runner's environments can be reset."""
         self.has_stepped |= self.has_running_episodes  # some environments begin at random ages
@@ -66,10 +67,16 @@ class RunnerEnvs:
         ages = getattr(self.env, "episode_length_buf", None)
         return None if ages is None else ages.to(self.algorithm.device, torch.long, copy=True)
 
+    @ages.setter
+    def ages(self, ages: Tensor | None) -> None:
+        if ages is not None:
+            self.env.episode_length_buf = ages.to(self.env.device)
+
     @property
     def has_running_episodes(self) -> bool:
         return self.ages is not None and bool(self.ages.any())
 
+    @torch.inference_mode()
     def step(self, actions: Tensor) -> EnvStep:
         """Take a step. The environment's own reward is its reward beside an add-on, else an entry of its extras."""
         algorithm = self.algorithm
