@@ -1,11 +1,14 @@
 """A run that is resumed with another environment or add-on than it began with, or without what it wrote."""
 
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from small_runs import same, weights
+import torch
+from small_runs import Log, same, weights
 from tiny_envs import tiny
 
 from repolicy.errors import FileError, UsageError
@@ -13,7 +16,7 @@ from repolicy.learning.training import train
 from repolicy.objective import full, greedy
 from repolicy.prepare.claiming import claim_folder
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request
+from repolicy.runs.request import Request, kept_modules, seed_modules
 from repolicy.runs.settings import Settings
 
 SMALL = Settings(steps=64, envs=4, n_steps=4, minibatch=16, checkpoint_every=1)
@@ -85,6 +88,32 @@ def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request,
         with pytest.raises(FileError, match="was moved or removed while its run was at work"):
             write()
     assert not (tmp_path / "run").exists()
+
+
+def test_what_draws_from_the_modules_own_generators_is_resumed_to_the_bit(asked: Request, tmp_path: Path) -> None:
+    draws = "np.random.random(len(obs)) + random.random() + torch.rand(()).item()"
+    (tmp_path / "r.py").write_text(f"import random, torch\nimport numpy as np\ndef f(obs, *_): return {draws}\n")
+    settings, whole, cut, log = replace(SMALL, ranks=1, hidden=(8,)), tmp_path / "whole", tmp_path / "cut", Log()
+    train(asked.env, full(0.1), whole, settings, addon=asked.addons)
+    shutil.copytree(whole, cut)
+    max((cut / "checkpoints").iterdir()).unlink()
+    train(asked.env, full(0.1), cut, settings, addon=asked.addons, resume=True, callbacks=[log])
+    assert same(weights(whole), weights(cut))
+    assert not any("do not repeat" in said for said in log.said)
+
+
+def test_the_modules_own_generators_are_left_as_they_were() -> None:
+    def draws() -> list[float]:
+        return [random.random(), np.random.random(), torch.rand(()).item()]
+
+    found = []
+    for within in (0, 1):
+        seed_modules(3)
+        with kept_modules():
+            seed_modules(within)
+            draws()
+        found.append(draws())
+    assert found[0] == found[1]
 
 
 def test_an_add_on_with_a_past_is_resumed_to_the_bit(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from repolicy.prepare.beginning import Start
 from repolicy.prepare.claiming import claim_folder
 from repolicy.prepare.worth import measure_worth
 from repolicy.priors import ScoringPrior, prior_from_source, read_policy
-from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
+from repolicy.runs import Request, Result, RunFolder, kept_modules, polite_interrupt, ranks, torchrun_place
 
 
 class Callback(Protocol):
@@ -90,7 +90,7 @@ def run_other_rank() -> None:
 
 
 @one_thread()
-@torch.random.fork_rng(devices=[])
+@kept_modules()
 def work(
     request: Request,
     folder: RunFolder,

@@ -25,7 +25,17 @@ from repolicy.policies.storage import write
 from repolicy.prepare.spending import COMPARISON_FACTOR, probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
-from repolicy.runs import Estimate, Request, RunFolder, Stream, derived_seed, keep_freed_memory, ranks, versions
+from repolicy.runs import (
+    Estimate,
+    Request,
+    RunFolder,
+    Stream,
+    derived_seed,
+    keep_freed_memory,
+    ranks,
+    seed_modules,
+    versions,
+)
 
 ENDED_EARLY = "evaluation_ended_early"
 
@@ -108,6 +118,7 @@ class Segments:
     def begin(self) -> None:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
+        self.seed_modules()
         count = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, Stream.ACTIONS + index))
         envs = self.make_envs(Stream.TRAINING_ENVS, count)
@@ -122,6 +133,10 @@ class Segments:
             noise = torch.Generator().manual_seed(seed)
             deployed_collector = self.make_collector(self.make_envs(Stream.DEPLOYED_ENVS, probe_count(count)), noise)
         worker.begin(self.make_collector(envs, stream), stream, deployed_collector)
+
+    def seed_modules(self) -> None:
+        stream = Stream.MODULES + self.team.index
+        seed_modules(derived_seed(self.worker.settings.seed, self.segment, stream))
 
     def make_collector(self, envs: Envs, stream: torch.Generator) -> Collector:
         """Return a collector over these environments, which draws actions from the stream."""
@@ -271,6 +286,7 @@ class Segments:
 
     def measure_prior(self) -> list[str]:
         """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
+        self.seed_modules()
         worker = self.worker
         if worker.acting_prior is not None and worker.multipliers.keep:
             worker.multipliers.hold_share(*measure_prior_rewards(worker.acting_prior, worker.request, self.team))
