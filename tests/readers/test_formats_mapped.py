@@ -262,6 +262,9 @@ def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
     assert_scored(describe(path, Options(layout=layout)), obs, dist)
     unclipped = describe(path, Options(layout=layout.removesuffix(", clip=3")))
     assert any("observations are not clipped: if they were, add clip=5" in note for note in unclipped.notes)
+    for said, told in (("", True), (", squashed=no", False)):
+        notes = describe(path, Options(layout=layout + said)).notes
+        assert any("no tanh is assumed behind the last layer: --layout" in note for note in notes) == told
     path, _ = booster(tmp_path, obs_rms={"mean": MEAN, "std": STD.new_ones(5)})
     with pytest.raises(UsageError, match="obs_rms has a std and no variance, so that epsilon has no place"):
         describe(path, Options(layout=layout))

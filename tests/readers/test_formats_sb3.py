@@ -168,6 +168,18 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
         assert_scored(described, obs, model.policy.get_distribution(normalized))
 
 
+def test_statistics_of_one_frame_hold_for_each_that_is_stacked(tmp_path: Path) -> None:
+    """As the zoo wraps them: VecFrameStack around VecNormalize."""
+    (tmp_path / "one").mkdir()
+    _, _, envs = with_statistics(tmp_path / "one", "seen.pkl")
+    model, path = made(sb3.PPO, tmp_path, seen=spaces.Box(-np.inf, np.inf, (15,)))
+    described, obs = describe(path, Options(vecnormalize=str(tmp_path / "one" / "seen.pkl"))), observations(15, 4.0)
+    assert "seen.pkl has statistics of one frame, which are taken for all that the policy takes" in described.notes
+    with torch.no_grad():
+        frames = [torch.as_tensor(envs.normalize_obs(frame.numpy())) for frame in obs.split(5, 1)]
+        assert_scored(described, obs, model.policy.get_distribution(torch.cat(frames, 1)).distribution)
+
+
 def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_path: Path) -> None:
     seen = spaces.Dict({"b": spaces.Box(-9, 9, (2,)), "a": spaces.Box(-1, 1, (3,))})
     model, path, envs = with_statistics(tmp_path, "vecnormalize.pkl", seen)

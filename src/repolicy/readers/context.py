@@ -94,9 +94,17 @@ class ReadContext:
     def statistics_in(
         self, file: Path, width: int, keys: tuple[str, ...] = (), limits: Limits = USUAL_LIMITS
     ) -> Normalizer | None:
-        """Return the normalizer that a file of statistics holds; `keys` and `limits` are as in `read_statistics`."""
+        """Return the normalizer that a file of statistics holds; `keys` and `limits` are as in `read_statistics`.
+
+        Statistics of one frame hold for each of several, which VecFrameStack joins.
+        """
         statistics = read_statistics(file, keys, limits)
-        if statistics is not None and (found := len(statistics.shift)) != width:
+        found = width if statistics is None else len(statistics.shift)
+        if statistics is not None and 0 < found < width and width % found == 0 and len(keys) < 2:
+            shift, scale = (np.tile(row, width // found) for row in (statistics.shift, statistics.scale))
+            statistics, found = replace(statistics, shift=shift, scale=scale), width
+            self.notes.append(f"{file.name} has statistics of one frame, which are taken for all that the policy takes")
+        if found != width:
             remedy = "name its own file with --vecnormalize, or none"
             raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
         source = "normalized by" if statistics is not None else "not normalized, as it says in"

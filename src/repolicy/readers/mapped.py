@@ -65,6 +65,11 @@ def _read_by_user_layout(tensors: Tensors, layout: Layout, context: ReadContext)
     context.options = replace(context.options, file_activation=named)
     if "+" in layout.actor:
         context.notes.append(f"between the parts {layout.actor} an activation is assumed")
+    if not layout.discrete and "squashed" not in (context.options.layout or ""):
+        has_std = layout.halves or layout.std or layout.log_std
+        halves, remedy = ("", "") if has_std else (", nor log-stds in its second half", " or halves=yes")
+        assumed = f"no tanh is assumed behind the last layer{halves}"
+        context.notes.append(f"{assumed}: --layout says otherwise, by squashed=yes{remedy}")
     if layout.normalizer and math.isinf(layout.clip):
         context.notes.append("normalized observations are not clipped: if they were, add clip=5 to --layout")
     return _describe(tensors, layout, "", context.activation("", ""), context)
