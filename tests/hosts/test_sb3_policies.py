@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
@@ -23,7 +24,7 @@ from repolicy import Policy, save_policy
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import HeadPolicy, ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_policies import actor_layers
-from repolicy.hosts.sb3_vec_envs import flat_observations, raw_observations
+from repolicy.hosts.sb3_vec_envs import default_settings, flat_observations, raw_observations
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors.opening import load_policy
 
@@ -270,3 +271,22 @@ def test_beside_a_model_as_beside_a_file_the_settings_go_by_the_priors_width(tmp
     ]
     assert {model.learning_rate for model in built} == {settings_for_shape(128, 2).learning_rate}
     assert all([layer.out_features for layer in actor_layers(model.policy)] == [128, 128, 2] for model in built)
+
+
+def test_a_model_of_plain_ppo_waits_for_its_critic(tmp_path: Path) -> None:
+    """Its critic is of the reward of before."""
+    plain = trained()
+    plain.save(tmp_path / "ppo.zip")
+    for named, waits in (({}, True), ({"critic_warmup": 0}, False)):
+        ours = ResidualPPO.load(tmp_path / "ppo.zip", envs(), prior=plain, omega=0.3, alpha=0.2, **named)
+        assert ours.steering.trains_actor != waits
+    ours.save(tmp_path / "ours.zip")
+    assert ResidualPPO.load(tmp_path / "ours.zip", envs()).steering.trains_actor
+
+
+@pytest.mark.parametrize("count", [1, 4096, 10_000])
+def test_a_rollout_is_long_enough_to_learn_from_however_many_environments_there_are(count: int) -> None:
+    class Many:
+        num_envs, action_space = count, spaces.Box(-1.0, 1.0, (8,))
+
+    assert default_settings(Many, 64, {})["n_steps"] >= 16

@@ -322,7 +322,7 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     prior = read_policy(tmp_path / "prior.safetensors").policy
     model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(warmup=20, minibatch=32, noise=0.3))
     model.learn(40)
-    model.save(tmp_path / "policy.safetensors")
+    model.save(tmp_path / "policy.zip")  # as Stable-Baselines3's callbacks name it
     (tmp_path / "prior.safetensors").unlink()
     saved = read_policy(tmp_path / "policy.safetensors")
     seen = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]

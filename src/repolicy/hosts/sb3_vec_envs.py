@@ -184,7 +184,7 @@ def default_settings(env: Any, width: int, host: Mapping[str, Any]) -> dict[str,
     """Return the engine's settings for customizing a network of this width, by Stable-Baselines3's names."""
     usual = settings_for_shape(width, int(np.prod(env.action_space.shape or 1)))
     count = getattr(env, "num_envs", 1)
-    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT_SIZE / count))))
+    n_steps = host.get("n_steps", 2 ** max(4, int(np.log2(ROLLOUT_SIZE / count))))
     divisors = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
     return {
         "n_steps": n_steps,

@@ -14,6 +14,7 @@ priors and full policies.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -81,7 +82,12 @@ class ResidualQMixin:
             return batch.rewards + (1 - batch.dones) * self.gamma * self.next_value(batch.next_observations)
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
-        """Write one Repolicy policy file, without pickle. The prior goes with it, if it is a `Policy`."""
+        """Write one Repolicy policy file, without pickle. The prior goes with it, if it is a `Policy`.
+
+        Stable-Baselines3's callbacks name a `.zip`; the file is then a `.safetensors` beside it.
+        """
+        if str(path).endswith(".zip"):
+            path = Path(path).with_suffix(".safetensors")
         save_policy(path, self.as_policy(), card or {}, self.prior if isinstance(self.prior, Policy) else None)
 
 
