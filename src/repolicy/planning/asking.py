@@ -150,10 +150,11 @@ def _fill_weights(
 ) -> tuple[float, float, str]:
     """Return omega and states, by what a nat of the prior is worth where they are None; and a note about these."""
     finder = EnvWeightFinder(saved.card, saved.policy, Settings(), say, env, wishes)
-    weights, _, reward = finder.weights("--omega and --states")
+    missing = " and ".join(name for name, weight in (("--omega", omega), ("--states", states)) if weight is None)
+    weights, _, reward = finder.weights(missing)
     if weights is None:
         unknown = "what a nat of the prior is worth cannot be told from its episodes"
-        raise UsageError(f"{unknown}: name --omega and --states, or see whether it acts as it should{finder.hint}")
+        raise UsageError(f"{unknown}: name {missing}, or see whether it acts as it should{finder.hint}")
     found = [f"omega is {weights.omega:.3g}"] if omega is None else []
     if states is None:
         found.append(f"states {'' if found else 'is '}{weights.states:.3g}")
