@@ -33,6 +33,10 @@ def same(observations, noise):
     return noise
 
 
+def one(observations, noise):
+    return 0.1 * observations.sum(1, keepdims=True) + noise
+
+
 def three(observations, noise):
     return 0.3 * observations.repeat(3, 1) + noise @ MATRIX
 

@@ -302,6 +302,8 @@ def test_the_command_line_names_the_parts(tmp_path: Path, capsys: pytest.Capture
     parts = ["--env", PLAIN, "--observe-critic", "seen,hidden", "--addon", WISH]
     few += ["--omega", "1", *out[:2], "--no-report", "--out", str(tmp_path / "customized")]
     cli.main(["customize", str(prior(tmp_path)), *parts, *few])
+    resumed = ["--addon", WISH, "--no-report", "--resume", "--out", str(tmp_path / "customized")]
+    cli.main(["customize", str(prior(tmp_path)), *parts[:2], *resumed])
     asked = [json.loads((tmp_path / run / "run.json").read_text())["request"]["env"] for run in ("run", "customized")]
     assert asked == [ENV, f"{PLAIN}?observe_critic=seen,hidden&observe=seen"]
     assert "critic_normalizer.mean" in weights(tmp_path / "run")

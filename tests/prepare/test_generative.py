@@ -11,6 +11,7 @@ import pytest
 import torch
 from noise_worlds import AIM, COST, FEW, HERE, RIGHT, SKEWED, WALK, named, same, three
 from quick_graphs import quick_graph
+from tiny_envs import tiny
 from torch import Tensor, nn
 
 from repolicy.addons.addon import combine_addons
@@ -271,6 +272,27 @@ def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     assert name == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
     with pytest.raises(UsageError, match="gives 6 numbers at a time, .* 8 for --chunk 4"):  # what the user names counts
         open_start(f"{HERE}:Telling", WALK, FEW, 0, 4, True, tmp_path / "prior.safetensors", False)
+
+
+def test_what_customizing_reads_and_training_does_not_is_no_matter_of_the_noise(tmp_path: Path) -> None:
+    copy, few = tmp_path / "prior.safetensors", {"seed": 3, "desired_kl": 0.02, "critic_explains": 0.5}
+    start, _ = open_start(f"{HERE}:same", WALK, few, 2, 1, True, copy, False)
+    as_named, _ = open_start(f"{HERE}:same", WALK, Settings(seed=3), 2, 1, True, copy, False)
+    assert start.content == as_named.content
+    with pytest.raises(UsageError, match="N.0, I., which is copied: leave --init clone out"):
+        open_start(f"{HERE}:same", WALK, few, 2, 1, True, copy, False, init="clone")
+
+
+@pytest.mark.parametrize("observe", ["state", "privileged"])
+def test_a_decoder_gets_the_parts_of_the_observation_that_are_named(observe: str, tmp_path: Path) -> None:
+    """Two numbers are the state, three are privileged; the decoder acts by the sum of what it is shown."""
+    for resume in (False, True):
+        settings = FEW if not resume else {}
+        result = customize(
+            f"{HERE}:one", f"{tiny('stay_near')}=0", residual(0.1, 0.1, 0.0), tmp_path / "run", settings,
+            env=tiny("Groups"), observe=observe if not resume else "", noise=1, sparse=True, resume=resume,
+        )  # fmt: skip
+        assert result.policy.observation_size == (3 if observe == "privileged" else 2)
 
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(

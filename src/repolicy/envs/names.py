@@ -134,8 +134,13 @@ def with_observed_keys(name: str, keys: str = "", critic: str = "") -> str:
 def with_observed_keys_of(name: str, other: str) -> str:
     """Return the name with the parts that `other` selects, unless it selects its own."""
     own, others = parse_env_name(name), parse_env_name(other)
-    keys = "" if own.observed_keys else ",".join(others.observed_keys)
-    return with_observed_keys(name, keys, "" if own.critic_keys else ",".join(others.critic_keys))
+    rows = zip(
+        OBSERVE_OPTIONS, (own.observed_keys, own.critic_keys), (others.observed_keys, others.critic_keys), strict=True
+    )
+    for option, present, added in sorted(rows, key=lambda row: other.find(f"{row[0]}=")):  # in the order of `other`
+        if added and not present:
+            name = with_option(name, f"{option}={','.join(added)}")
+    return name
 
 
 LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's words, which are no JSON

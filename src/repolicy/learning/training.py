@@ -181,10 +181,13 @@ def customize(
 
     # Open the prior, which names its environment and its settings.
     resumed = earlier is not None
-    start, env = open_start(prior, options.env, settings, noise, chunk, trust, folder.prior, resumed, reading, init)
+    env = options.env and with_observed_keys(options.env, observe, observe_critic)
+    if earlier is not None:
+        env = with_observed_keys_of(env, earlier.env)
+    start, env = open_start(prior, env, settings, noise, chunk, trust, folder.prior, resumed, reading, init)
     if earlier is not None and start.content:  # before another shape of the prior is blamed; a clone is not fitted yet
         folder.check_prior(earlier, start.checksums[0])
-    env = with_observed_keys(env or start.env(trust), observe, observe_critic)
+    env = env or with_observed_keys(start.env(trust), observe, observe_critic)
     usual = start.default_settings(env, settings) if earlier is None else earlier.settings
     settings = session.complete_settings(settings, usual)
     settings, notes = session.ranks_for(settings, [env, *options.addons], start.session_only)

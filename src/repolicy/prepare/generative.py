@@ -21,17 +21,18 @@ from repolicy.envs import (
     parse_env_name,
     probe_env,
     with_decoder,
+    with_observation_roles,
 )
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy
 from repolicy.prepare.beginning import Start, open_prior
-from repolicy.prepare.session import complete_settings, display_name
+from repolicy.prepare.session import display_name
 from repolicy.prepare.weights import collect_trial
 from repolicy.priors import check_no_options, decoder_digest, fit_normalizer, is_code, load_decoder
 from repolicy.readers.reading import Options
-from repolicy.runs import Settings
+from repolicy.runs import Settings, validate_settings
 from repolicy.text import format_digits
 
 HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is always added, so that it is never 0
@@ -71,11 +72,17 @@ def open_start(
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
         return open_prior(prior, reading, init, trust, prior_file), env
     check_no_options(display_name(prior), reading, "a generative policy, which runs as it is")
+    if init == "clone":
+        raise UsageError("the prior of a generative policy is N(0, I), which is copied: leave --init clone out")
     if not env:
         remedy = "name its environment with --env; for another kind of policy leave out --noise"
         raise UsageError(f"{display_name(prior)} is named as a generative policy: {remedy}")
     if not resumed:
-        policy, name = noise_prior(prior, noise, chunk, env, complete_settings(settings, Settings()), trust)
+        named = (
+            vars(settings) if isinstance(settings, Settings) else validate_settings(dict(settings or {}), "settings")
+        )
+        read = Settings(**{option: named[option] for option in ("seed", "backend") if option in named})
+        policy, name = noise_prior(prior, noise, chunk, env, read, trust)
         # noise_prior has run one trial rollout already, for the normalizer
         return replace(open_prior(policy), name=display_name(prior), trials=2), name
     reference = decoder_reference(prior)
@@ -100,6 +107,7 @@ def noise_prior(
     """
     settings, reference = settings or Settings(), decoder_reference(decoder)
     load_decoder(reference, noise, chunk, trust=trust)
+    env = with_observation_roles(env, backend=settings.backend)
     name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     size = probe_env(name, settings.backend).observation_size
     policy = standard_normal(size, noise, settings.seed)
