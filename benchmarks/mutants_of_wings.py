@@ -168,7 +168,7 @@ WINGS = [
     Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "min(0.0, steering.later_earnings)", "0.0", HELD, "an early end in a host that costs nothing"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
-    Mutant("hosts/steering.py", "omega=held.weight", "omega=self.objective.omega", HELD, "a share that moves nothing"),
+    Mutant("hosts/steering.py", "with_omega(self.objective, held.weight)", "self.objective", HELD, "a share that moves nothing"),
     Mutant("hosts/method.py", "2.0 * entropy_gain", "-2.0 * entropy_gain", HELD, "a narrow policy that loses as much by its noise as a wide one"),
     Mutant("hosts/rsl_rl_networks.py", "if self.squashed is None else", "if True else", "tests/hosts/test_squashed.py", "a checkpoint's policy without tanh"),
     Mutant("policies/metadata.py", "checkpoint.get(DIGEST) == actor_digest(weights)", "True", "tests/hosts/test_squashed.py", "a checkpoint's policy beside other weights"),

@@ -84,7 +84,7 @@ class Segments:
         The iteration that runs at that time is lost, unless it ends a segment.
         """
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
-        if worker.prior is not None and worker.iteration == 0 and self.has_evaluations:
+        if worker.prior is not None and worker.iteration == 0 and self.has_evaluations and worker.request.is_comparable:
             self.update_candidate(self.evaluate())
         while worker.iteration < settings.iterations:
             end = min(worker.iteration + settings.checkpoint_every, settings.iterations)
@@ -165,9 +165,7 @@ class Segments:
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, evaluation)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
-        has_multipliers = worker.settings.budget is not None or bool(worker.multipliers.limits)
-        is_comparable = not has_multipliers and not worker.request.dials
-        if self.has_evaluations and is_comparable and evaluation["evaluation_objective"] > highest:
+        if self.has_evaluations and worker.request.is_comparable and evaluation["evaluation_objective"] > highest:
             self.candidate = last
         return last
 

@@ -31,8 +31,8 @@ def estimate_spending(
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
-    is_comparable = settings.budget is None and not request.limits and not request.dials  # one objective throughout
-    comparisons = 2 * COMPARISON_FACTOR if is_comparable else 0
+    comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
+    evaluations = segments + request.is_comparable  # the first policy is one that may be the result
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
@@ -46,7 +46,7 @@ def estimate_spending(
         "without training": untrained_steps,
         "for the prior's states": states.steps_to_collect(settings.steps) if request.objective.reads_states else 0,
         "to train": settings.iterations * settings.iteration_steps,
-        "for evaluations": (segments + 1) * episodes * longest,
+        "for evaluations": evaluations * episodes * longest,
         "to compare an earlier policy with the last, if it seems better": comparisons * episodes * longest,
         "to measure what is held": limit_steps,
     }

@@ -43,6 +43,11 @@ class Request:
         return (*self.objective.dials, *addon_names.dials(self.addons))
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether all segments have the same weights, so that an earlier policy may be the run's result."""
+        return self.settings.budget is None and not self.limits and not self.dials
+
+    @property
     def is_judged_by_mean(self) -> bool:
         return parse_env_name(self.env).is_judged_by_mean
 
