@@ -145,6 +145,8 @@ def test_a_budget_begins_where_a_nat_costs_its_worth_once_that_is_spent(asked: O
     assert decide(asked, unknown, ENV, (), held).objective == kl(0.001)
     of_log_prior = replace(FEW, log_prior_budget=1.0)
     assert decide(residual(), small, ENV, (), of_log_prior).objective.alpha == 0.001, "where alpha does not move"
+    untold = decide(residual(), prior(nat_worth=WORTH), ENV, (f"{HERE}either_way=5",), of_log_prior)
+    assert untold.notes[-1].startswith("alpha is ")
     for same in (kl(), residual(alpha="omega")):
         with pytest.raises(UsageError, match="moves omega alone, so --alpha omega and --objective kl do not go with"):
             decide(same, small, ENV, (), of_log_prior)

@@ -64,7 +64,7 @@ def decide_weights(objective: Objective, finder: WeightFinder) -> Decision:
     if alpha is None or (omega == "auto" and alpha == "omega"):  # a budget moves both together
         alpha, why = finder.alpha(omega, terms.max_worth)
         if why:
-            begins = "begins at" if omega == "auto" else "is"
+            begins = "begins at" if omega == "auto" and settings.log_prior_budget is None else "is"
             notes.append(f"alpha {begins} {alpha}, {why}; --alpha sets another")
 
     if omega == "auto":  # both weights begin at alpha
@@ -91,7 +91,8 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
         if omega not in (None, "auto", "alpha"):  # with "alpha", both weights are the same, too
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(
-                f"{option} goes with --omega auto, which begins at --alpha, and no other --objective than residual"
+                f"{option} goes with --omega auto, which begins at --alpha, and no other --objective than residual: "
+                "leave --omega out, or for a log-prior budget name --alpha too"
             )
         if settings.log_prior_budget is not None and (omega == "alpha" or objective.alpha == "omega"):
             what = "--log-prior-budget moves omega alone, so --alpha omega and --objective kl do not go with it"

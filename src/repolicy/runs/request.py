@@ -182,9 +182,8 @@ def command_words(request: Request, prior: str | Path = "", init: str | Path = "
     if named is None:
         return []
     name, coefficients = named
-    finds_omega = request.settings.budget is not None and request.settings.keep is None
-    if finds_omega and request.objective.omega != request.objective.alpha:
-        return []  # --omega auto starts at alpha
+    has_nats = request.settings.budget is not None and request.settings.keep is None
+    finds_omega = has_nats and request.objective.omega == request.objective.alpha  # --omega auto starts at alpha
     words = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     if request.init:
         words += ["--init", str(init)]
