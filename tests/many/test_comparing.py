@@ -79,14 +79,20 @@ def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
     assert any(cell.startswith(shown) for cell in row.cells)
 
 
-def test_more_early_ends_are_worse_and_their_bound_is_one() -> None:
+def test_early_ends_decide_nothing_and_their_bound_is_one() -> None:
     none, some = np.zeros(200, bool), np.arange(200) % 4 == 0
-    assert judge(none, some, "ended_early").verdict == "worse"
-    assert judge(some, none, "ended_early").verdict == "better"
-    row = judge(none, none, "ended_early")
-    assert row.verdict == "not worse"
+    row = compare_quantity("ended_early", none, some, None, 0.05)
+    assert (row.verdict, row.decides) == (None, False)
+    assert 0.0 < row.low < 0.25 < row.high
+    assert row.cells[:5] == ["ended early", "–", "0.0%", "25.0%", "+25.0%"]
+    row = compare_quantity("ended_early", none, none, None, 0.05)
     assert 0.0 < row.high == -row.low < 0.05
-    assert judge(none[:60], none[:60], "ended_early").verdict == "cannot tell"  # 1 in 20 would be missed too often
+    assert row.cells[4] == "+0.0%"
+
+
+def test_the_numbers_of_a_row_have_the_same_digits() -> None:
+    row = replace(judge(np.ones(400), np.ones(400)), old=7594.3, new=7594.3, low=-0.25, high=350.0)
+    assert row.cells[2:] == ["7,594.3", "7,594.3", "+0.0", "−0.2 to +350.0"]
 
 
 def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
@@ -134,9 +140,22 @@ def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool)
 
 
 def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> None:
-    few, more = (compare(GOOD, GOOD, QUADRATIC, episodes=episodes).sentences() for episodes in (5, 92))
-    assert few[2:] == ["--episodes is too low: even two equal policies take 92 or more"]
-    assert not more[2:]
+    few, more = (
+        compare(GOOD, GOOD, QUADRATIC, margin, episodes=episodes) for margin, episodes in (("5%", 5), (1e3, 92))
+    )
+    assert few.sentences()[2:] == [
+        "--episodes may be too low: two equal policies take 92 or more, clear differences fewer"
+    ]
+    assert not more.sentences()[2:]
+    assert ["wrong with a probability" in found.sentences()[1] for found in (few, more)] == [False, True]
+
+
+def test_intervals_that_are_all_unknown_have_no_column() -> None:
+    one, many = (compare(GOOD, GOOD, QUADRATIC, episodes=episodes) for episodes in (1, 92))
+    for shown in (one.tables[0], VariedComparison([Place({"g": g}, one) for g in (1.0, 2.0)]).table):
+        assert shown[0][-1] == "difference"
+        assert len(shown[0]) == len(shown[1][0])
+    assert many.tables[0][0][-1] == "90% interval"
 
 
 def test_every_episode_has_a_start_of_its_own() -> None:
@@ -150,9 +169,7 @@ def test_every_episode_has_a_start_of_its_own() -> None:
 def test_wishes_decide_too() -> None:
     found = compare(GOOD, BAD, QUADRATIC, "1e9", addon=[stay_near, constant], episodes=50)
     rows = {row.name: row for row in found.rows["mean"]}
-    assert [name for name in rows if rows[name].decides] == [
-        "basic_reward", *(name for name in rows if name.startswith("addon_reward_"))
-    ]  # fmt: skip
+    assert [row.title for row in found.deciding_rows] == ["return", "stay_near"]  # the other wish is 0 always
     assert len(rows) == 5
     told = [replace(row, verdict="worse" if row.name == "basic_reward" else "better") for row in rows.values()]
     around = VariedComparison([Place({}, replace(found, rows={"mean": told}))])
@@ -161,13 +178,13 @@ def test_wishes_decide_too() -> None:
 
 
 def test_the_wishes_of_both_files_decide_and_a_shared_one_weighs_as_in_the_new_file(tmp_path: Path) -> None:
-    near, same = "tiny_envs:stay_near", "tiny_envs:constant"
+    near, same = "tiny_envs:stay_near", "tiny_envs:first"
     old = a_file(tmp_path / "old", addons=[f"{near}=2", same])
     new = a_file(tmp_path / "new", addons=[f"{near}=3"])
     for files, weight in (((old, new), 3.0), ((new, old), 2.0)):
         found = compare(*files, episodes=5, trust=True)
         rows = {row.title: row for row in found.deciding_rows}
-        assert {*rows} == {"return", "stay_near", "constant"}
+        assert {*rows} == {"return", "stay_near", "first"}
         alone = compare(*files, addon=f"{near}={weight}", episodes=5, trust=True).deciding_rows[1]
         assert rows["stay_near"].old == alone.old
 
@@ -187,18 +204,20 @@ def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone(
 
 
 def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
-    rows = [replace(judge(np.zeros(400), np.zeros(400)), low=low) for low in (-0.1, -np.inf)]
-    found, always = (Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[2:] for row in rows)
-    assert found == ["return has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"]
-    assert always[0].startswith("return has a mean of 0 for both and no interval: if it is always 0, leave it out")
+    row = replace(judge(np.zeros(400), np.zeros(400)), low=-0.1)
+    found = Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[-1]
+    assert found == "return has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
 
 
-def test_what_is_always_0_is_told_whatever_the_margin() -> None:
-    """No number helps, as nothing shows how much of it an episode can lose."""
-    for margin in ("5%", 0.1):
-        found = compare(GOOD, GOOD, QUADRATIC, margin, addon=constant, episodes=50)
-        assert found.verdict == "cannot tell"
-        assert "add-on has a mean of 0 for both and no interval" in found.sentences()[-1]
+@pytest.mark.parametrize("margin", ["5%", 0.1])
+def test_a_reward_that_is_always_0_decides_nothing_beside_another(margin: str | float) -> None:
+    """Nothing shows how much of it an episode can lose."""
+    found = compare(GOOD, GOOD, QUADRATIC, margin, addon=constant, episodes=100)
+    assert [row.name for row in found.deciding_rows] == ["basic_reward"]
+    assert next(row.cells[1] for row in found.rows["mean"] if row.name == "addon_reward") == "–"
+    alone = compare(GOOD, GOOD, tiny("WithoutReward"), margin, addon=constant, episodes=50)
+    assert alone.verdict == "cannot tell"
+    assert "add-on is 0 in every episode, and nothing else decides" in alone.sentences()[-1]
 
 
 OTHERS = count()

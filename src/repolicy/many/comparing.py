@@ -48,7 +48,6 @@ from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
 from repolicy.text import format_count, format_number, parse_number
 
-DEFAULT_MARGIN = "5%"
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
@@ -85,11 +84,11 @@ class QuantityComparison:
     new: float
     low: float  # low end of the interval of new − old; each end is wrong with the comparison's error
     high: float
-    verdict: Verdict
+    verdict: Verdict | None  # None where it decides nothing
 
     @property
     def decides(self) -> bool:
-        return self.name not in INFORMATIVE
+        return self.verdict is not None
 
     @property
     def loss(self) -> float:
@@ -103,17 +102,18 @@ class QuantityComparison:
     @property
     def cells(self) -> list[str]:
         """The row of this quantity in the table."""
-        changes = (self.new - self.old, self.low, self.high)
+        means, changes = (self.old, self.new), (self.new - self.old, self.low, self.high)
         if self.name == "ended_early":
-            means = [f"{share:.1%}" for share in (self.old, self.new)]
-            difference, low, high = (f"{change:.1%}".replace("-", "−") for change in changes)
+            old, new = (f"{share:.1%}" for share in means)
+            difference, low, high = (f"{change:+z.1%}".replace("-", "−") for change in changes)
         else:
-            means = [format_number(self.old), format_number(self.new)]
-            difference, low, high = (format_number(change, plus=True) for change in changes)
+            size = max(abs(number) for number in (*means, *changes) if math.isfinite(number))
+            old, new = (format_number(mean, size) for mean in means)
+            difference, low, high = (format_number(change, size, plus=True) for change in changes)
         known_ends = math.isfinite(self.low), math.isfinite(self.high)
         by_ends = {(True, True): f"{low} to {high}", (True, False): f"above {low}", (False, True): f"below {high}"}
         interval = by_ends.get(known_ends, "unknown")
-        return [self.title, self.verdict, *means, difference, interval]
+        return [self.title, self.verdict or "–", old, new, difference, interval]
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,7 +138,7 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of the quantities that decide."""
-        return min((row.verdict for row in self.deciding_rows), key=VERDICT_ORDER.index)
+        return min((row.verdict for row in self.deciding_rows if row.verdict), key=VERDICT_ORDER.index)
 
     @property
     def fewest_episodes(self) -> int:
@@ -154,15 +154,19 @@ class Comparison:
         lines = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {deciding}; the margin is {self.margin}",
             f"{format_count(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
-            f"{format_count(self.rounds, 'round')}; each of the verdicts is wrong with a probability of at most "
-            f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
+            f"{format_count(self.rounds, 'round')}",
         ]
+        if {row.verdict for rows in self.rows.values() for row in rows} - {None, "cannot tell"}:
+            lines[1] += (
+                f"; each of the verdicts is wrong with a probability of at most {100 * self.error * count:.3g}%, "
+                "but for losses that are rare and larger than all that were seen"
+            )
         if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
-            lines.append(f"--episodes is too low: even two equal policies take {self.fewest_episodes:,} or more")
+            fewest = f"two equal policies take {self.fewest_episodes:,} or more, clear differences fewer"
+            lines.append(f"--episodes may be too low: {fewest}")
         for row in self.deciding_rows:
             if row.old == row.new == 0.0 and not math.isfinite(row.low):
-                problem = "has a mean of 0 for both and no interval: if it is always 0, leave it out"
-                lines.append(f"{row.title} {problem} (--addon names others, and a reward of NaN is none)")
+                lines.append(f"{row.title} is 0 in every episode, and nothing else decides: name a wish with --addon")
             elif row.old == 0.0 and self.margin.endswith("%"):
                 lines.append(
                     f"{row.title} has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
@@ -172,8 +176,15 @@ class Comparison:
     @property
     def tables(self) -> list[Table]:
         """A table for each kind of action."""
-        headings = ["verdict", "old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval"]
-        return [([ACTIONS[action], *headings], [row.cells for row in rows]) for action, rows in self.rows.items()]
+        return [
+            without_unknown([ACTIONS[action], "verdict", *self.headings], [row.cells for row in rows])
+            for action, rows in self.rows.items()
+        ]
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings of the numbers in `QuantityComparison.cells`."""
+        return ["old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval"]
 
     def __repr__(self) -> str:
         return format_comparison(self.sentences(), self.tables)
@@ -184,38 +195,43 @@ class Comparison:
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
 
 
+def without_unknown(headings: list[str], rows: list[list[str]]) -> Table:
+    """Return a table without its last column, the intervals, where all of them are unknown."""
+    if all(row[-1] == "unknown" for row in rows):
+        return headings[:-1], [row[:-1] for row in rows]
+    return headings, rows
+
+
 def format_comparison(sentences: list[str], tables: list[Table]) -> str:
     return "\n".join([*sentences, *(f"\n{format_table(*table)}" for table in tables)])
 
 
 def compare_quantity(
-    name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, quantities: int = 1
+    name: str, old: np.ndarray, new: np.ndarray, margin: Margin | None, error: float, quantities: int = 1
 ) -> QuantityComparison:
     """Compare one quantity by its values `[E]` in both policies' episodes, in pairs and in the order of time.
 
     The bets are on the mean of new − old + margin. A margin that is a share is taken of each old value, so that the old
-    mean need not be known. `quantities` is the number of quantities that decide. One worse quantity is enough for the
-    verdict *worse*, so the error is divided among them; *not worse* must hold for all, so each has the whole error.
+    mean need not be known. Without a margin there is no verdict. `quantities` is the number of quantities that decide.
+    One worse quantity is enough for the verdict *worse*, so the error is divided among them; *not worse* must hold for
+    all, so each has the whole error.
     """
     old, new = old.astype(float), new.astype(float)
-    losses = loss_bounds(old, new)
-    allowed = np.full_like(old, margin.value)
-    sign = 1.0
-    if name == "ended_early":  # fewer are better; a margin of 5 % is 5 episodes in a hundred
-        sign, losses = -1.0, np.ones_like(old)
-    elif margin.is_share:
-        allowed = margin.value * math.copysign(1.0, old.mean()) * old
-    gain = sign * (new - old)
-    verdict: Verdict = "cannot tell"
-    if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / quantities)[-1]:
-        verdict = "worse"
-    elif is_mean_proven_positive(gain, losses, error)[-1]:
-        verdict = "better"
-    elif is_mean_proven_positive(gain + allowed, losses, error)[-1]:
-        verdict = "not worse"
+    losses = np.ones_like(old) if name == "ended_early" else loss_bounds(old, new)
+    gain = new - old
+    verdict: Verdict | None = None
+    if margin is not None:
+        allowed = np.full_like(old, margin.value)
+        if margin.is_share:
+            allowed *= math.copysign(1.0, old.mean()) * old
+        verdict = "cannot tell"
+        if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / quantities)[-1]:
+            verdict = "worse"
+        elif is_mean_proven_positive(gain, losses, error)[-1]:
+            verdict = "better"
+        elif is_mean_proven_positive(gain + allowed, losses, error)[-1]:
+            verdict = "not worse"
     low, high = mean_lower_bound(gain, losses, error), -mean_lower_bound(-gain, losses, error)
-    if sign < 0:
-        low, high = -high, -low
     return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 
@@ -224,7 +240,7 @@ def compare(
     old: Agent | OpenedPolicy | str | Path,
     new: Agent | OpenedPolicy | str | Path,
     env: EnvLike | None = None,
-    not_worse: str | float = DEFAULT_MARGIN,
+    not_worse: str | float = "5%",
     *,
     addon: Addon | Wish | None = None,
     sampled: bool = False,
@@ -308,8 +324,7 @@ def open_policies(
 
 
 def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[QuantityComparison]:
-    """Compare each quantity. A margin that is a number is for rewards; other quantities have the default margin."""
-    default = margin if margin.is_share else Margin.parse(DEFAULT_MARGIN)
+    """Compare each quantity. A reward that is 0 in every episode decides nothing, unless no other reward does."""
     values = dict[str, tuple[np.ndarray, np.ndarray]]()
     for name in rounds[0][0]:
         old, new = (np.concatenate([episodes[name] for episodes in side]) for side in zip(*rounds, strict=True))
@@ -320,12 +335,12 @@ def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: f
             where = f"{broken[0]} of the old policy's {len(old)} episodes and {broken[1]} of the new one's"
             raise NumericError(f"the {TITLES.get(name, name)} is not finite in {where}, so there is no verdict")
         values[name] = old, new
-    deciding = len(values.keys() - {*INFORMATIVE})
-    rows = []
-    for name, (old, new) in values.items():
-        options = (default, error) if name in INFORMATIVE else (margin, error, deciding)
-        rows.append(compare_quantity(name, old, new, *options))
-    return rows
+    rewards = values.keys() - {*INFORMATIVE}
+    deciding = {name for name in rewards if np.any(values[name])} or rewards
+    return [
+        compare_quantity(name, old, new, margin if name in deciding else None, error, len(rewards))
+        for name, (old, new) in values.items()
+    ]
 
 
 def _quantities(evaluation: Evaluation) -> Quantities:

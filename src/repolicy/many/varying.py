@@ -18,7 +18,15 @@ from typing import Any
 from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, with_option
 from repolicy.errors import UsageError
 from repolicy.many.bets import VERDICT_ORDER, Verdict
-from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
+from repolicy.many.comparing import (
+    Comparison,
+    QuantityComparison,
+    Table,
+    compare,
+    format_comparison,
+    open_policies,
+    without_unknown,
+)
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
@@ -110,7 +118,7 @@ class VariedComparison:
         """A row for each place, with the quantity that is worst there."""
         worst = [(place.label, place.comparison.verdict, place.worst_row.cells) for place in self.places]
         rows = [[label, verdict, title, *numbers] for label, verdict, (title, _, *numbers) in worst]
-        return ["place", "verdict", "what", *self.worst.comparison.tables[0][0][2:]], rows
+        return without_unknown(["place", "verdict", "what", *self.worst.comparison.headings], rows)
 
     def __repr__(self) -> str:
         return format_comparison(self.sentences, self.tables)
