@@ -65,6 +65,14 @@ def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypat
     assert price(reset_num_timesteps=False) == 0.0
 
 
+def test_after_a_callback_stopped_within_a_rollout_episodes_begin_anew() -> None:
+    model = sb3(env=DummyVecEnv([Endless] * 4), prior=trained(), states=0.0)
+    model.learn(32)
+    model.learn(32, callback=lambda locals, _: locals["n_steps"] < 3, reset_num_timesteps=False)
+    model.learn(32, reset_num_timesteps=False)
+    assert model.method.ages.tolist() == [env.unwrapped.time for env in model.env.envs] == [8] * 4
+
+
 class Resettable(RunnerDrift):
     """Changes its state in place where it begins anew, as some simulators do."""
 

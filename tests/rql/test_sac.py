@@ -324,6 +324,8 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     model.learn(40)
     model.save(tmp_path / "policy.zip")  # as Stable-Baselines3's callbacks name it
     (tmp_path / "prior.safetensors").unlink()
+    with pytest.raises(UsageError, match="load_policy"):
+        ResidualSAC.load(tmp_path / "policy.safetensors")
     saved = read_policy(tmp_path / "policy.safetensors")
     seen = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
     mine = saved.policy.to_environment(saved.policy(torch.from_numpy(seen)).mode().detach().numpy())

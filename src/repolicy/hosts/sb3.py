@@ -281,9 +281,11 @@ class ResidualPPO(PPO):
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         """Measure what is not named, then prepare `learn` as Stable-Baselines3 does."""
         envs = ModelEnvs(self)
-        if not self.method.is_ready:
+        measures = not self.method.is_ready
+        if measures:
             measure_unset(self.method, envs)
-            self._last_obs = None  # the running episodes are over, so that Stable-Baselines3 must reset
+        if measures or not self.rollout_buffer.full:  # its episodes are over, or a callback stopped amid a rollout
+            self._last_obs = None  # so that Stable-Baselines3 resets
         self._limit_values = np.zeros((len(self.steering.required_entries), self.n_steps, self.n_envs), np.float32)
         self._task_rewards = np.zeros((self.n_steps, self.n_envs), np.float32)
         self._timed_out = np.zeros((self.n_steps, self.n_envs), bool)

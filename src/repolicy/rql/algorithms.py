@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -89,6 +89,14 @@ class ResidualQMixin:
         if str(path).endswith(".zip"):
             path = Path(path).with_suffix(".safetensors")
         save_policy(path, self.as_policy(), card or {}, self.prior if isinstance(self.prior, Policy) else None)
+
+    @classmethod
+    def load(cls, *_: Any, **__: Any) -> NoReturn:
+        """Raise UsageError, since `save` writes a policy."""
+        raise UsageError(
+            f"a file of {cls.__name__} is a policy: repolicy.load_policy(FILE) reads it; "
+            "a run goes on with repolicy.rql.customize(..., resume=True)"
+        )
 
 
 class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
