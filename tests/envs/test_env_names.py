@@ -10,7 +10,7 @@ from tiny_envs import tiny
 
 from repolicy.envs import names
 from repolicy.envs.batches import RESERVED_OPTIONS
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import check_observed_alike, make_envs
 from repolicy.envs.names import envpool_names, parse_env_name, with_decoder
 from repolicy.errors import UsageError
 
@@ -83,6 +83,14 @@ def test_an_option_that_gymnasium_alone_has_is_had_there() -> None:
     for name, backend in (("Pendulum-v1?g=5", "gymnasium"), ("Hopper-v4?frame_skip=2", "envpool")):
         with closing(make_envs(name, 1, 0)) as batch:
             assert batch.backend == backend
+
+
+def test_a_robot_that_the_two_libraries_show_differently_is_refused_where_both_are_needed(tmp_path: Path) -> None:
+    for name in ("Humanoid-v4", "HumanoidStandup-v4", "Humanoid-v5?frame_skip=5"):
+        with pytest.raises(UsageError, match="a take-over is of Gymnasium's Humanoid.*other numbers than EnvPool's"):
+            check_observed_alike(name, "a take-over")
+    for name in ("Hopper-v4", f"{tmp_path}/mine.py:Humanoid-v4"):
+        check_observed_alike(name, "a take-over")
 
 
 def test_options_may_be_words_of_python() -> None:

@@ -6,6 +6,7 @@ from repolicy.envs.episode_sums import EpisodeSums
 from repolicy.envs.making import (
     Spaces,
     check_fit,
+    check_observed_alike,
     critic_size,
     make_envs,
     match_observation,

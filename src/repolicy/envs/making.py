@@ -25,7 +25,7 @@ from repolicy.priors import (
     open_agent,
 )
 from repolicy.readers.reading import Options
-from repolicy.text import suggest
+from repolicy.text import strip_version, suggest
 
 POLICY_KEYS = ("state", "policy", "obs", "actor")  # usual keys of the policy's part in a Dict observation
 CRITIC_KEYS = {"state": "privileged_state", "policy": "critic"}  # usual key of the critic's part, by the policy's key
@@ -71,6 +71,20 @@ def _uses_envpool(name: str, backend: Backend) -> bool:
 
     known = envpool.make_spec(parsed.plain).config._asdict()
     return all(key in known or suggest(key, known) for key in parsed.options)
+
+
+# Their observations of contact forces differ between EnvPool and Gymnasium.
+OBSERVED_DIFFERENTLY = ("Humanoid", "HumanoidStandup")
+
+
+def check_observed_alike(name: str, command: str) -> None:
+    """Raise where the command steps Gymnasium's environment, and everything else one of EnvPool's that shows others."""
+    plain = names.parse_env_name(name).plain
+    if strip_version(plain) in OBSERVED_DIFFERENTLY and _uses_envpool(name, "auto"):
+        raise UsageError(
+            f"{command} is of Gymnasium's {plain}, which observes other numbers than EnvPool's, to train in: "
+            "name a function of your own that makes it, FILE.py:FUNCTION"
+        )
 
 
 def wrap_decoder(envs: Envs, name: str, on_step: Callable[[bool], None] | None = None) -> Envs:

@@ -7,7 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from repolicy.addons import check_same_env, open_wish
-from repolicy.envs import EnvLike, EnvPoolEnvs, GymnasiumEnvs, check_plain, env_name, parse_env_name
+from repolicy.envs import (
+    EnvLike,
+    EnvPoolEnvs,
+    GymnasiumEnvs,
+    check_observed_alike,
+    check_plain,
+    env_name,
+    parse_env_name,
+)
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.priors import OpenedPolicy
@@ -60,6 +68,7 @@ def ask(
         check_same_env(wish, env)
     earlier = open_wish(wish) if wish else None
     check_plain(env, "a pair of clips")
+    check_observed_alike(env, "a pair of clips")
     if not 0 < seconds <= 60:
         raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0, and at most 60")
     rate = steps_a_second(env)

@@ -14,6 +14,7 @@ from repolicy.envs import (
     Collector,
     EnvLike,
     check_fit,
+    check_observed_alike,
     check_plain,
     env_name,
     make_envs,
@@ -60,6 +61,7 @@ def record(
     check_counts(steps=steps)
     env = env_name(env)
     check_plain(env, "a take-over")
+    check_observed_alike(env, "a take-over")
     made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     use_tracking_camera(made.unwrapped)
     with closing(made):
