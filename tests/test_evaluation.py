@@ -137,6 +137,12 @@ def test_each_episode_is_in_the_file() -> None:
         assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name]))
 
 
+def test_one_episode_has_no_std() -> None:
+    one, two = (evaluate(policy(1), tiny("LinearQuadratic"), count) for count in (1, 2))
+    assert [found.as_dict()["summary"]["length"]["std"] for found in (one, two)] == [None, 0.0]
+    assert ["±" in repr(found) for found in (one, two)] == [False, True]
+
+
 def test_a_return_that_is_not_finite_does_not_hide_the_others() -> None:
     found = evaluate(policy(1), tiny("LinearQuadratic"), 4)
     unknown = np.full(4, np.nan)

@@ -131,7 +131,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
-        lines = [f"{episodes} in {self.env} ({self.backend}), mean ± std:"]
+        lines = [f"{episodes} in {self.env} ({self.backend}){', mean ± std' * (len(self.basic) > 1)}:"]
         lines += [f"  {each.title:20s} {each.describe()}" for each in self.columns.values()]
         ended = [] if self.terminated is None else [f"  {'ended early':20s} {self.terminated.sum()}"]
         return "\n".join(lines + ended)
@@ -145,7 +145,10 @@ class Evaluation:
             "episodes": len(self.basic),
             "ended_early": None if self.terminated is None else int(self.terminated.sum()),
             "summary": {"basic_reward": {"mean": None, "std": None}}  # unknown in this environment
-            | {name: {"mean": column.mean, "std": column.std} for name, column in self.columns.items()},
+            | {
+                name: {"mean": column.mean, "std": column.std if len(column.values) > 1 else None}
+                for name, column in self.columns.items()
+            },
             "each": {name: column.values.tolist() for name, column in self.columns.items()},
         }
 

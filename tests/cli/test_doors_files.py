@@ -340,6 +340,18 @@ def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytes
         assert json.loads(Path(again["file"]).read_text())["policy"] == str(path)
 
 
+def test_a_policy_that_is_named_from_another_folder_has_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    policy = Policy(PolicySpec(4, ActionSpace("discrete", (2,)), family="categorical"))
+    save_policy(tmp_path / "run" / "policy.safetensors", policy, {"request": {"env": "CartPole-v1"}})
+    for folder, name in ((tmp_path, "run/policy.safetensors"), (tmp_path / "run", "policy.safetensors")):
+        monkeypatch.chdir(folder)
+        answered(capsys, "evaluate", name, "--episodes", "1", "--backend", "gymnasium")
+    assert len([*(tmp_path / "run").glob("evaluation-*")]) == 1
+
+
 def test_two_functions_of_one_file_have_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("def one(seen): return seen[:, :1]\ndef two(seen): return -seen[:, :1]\n")
     for name in ("one", "two"):

@@ -215,10 +215,14 @@ def _episodes_file(path: Path, folder: Path, ending: str) -> Path:
 
     If that file holds the episodes of another policy, the name is made of the policy's whole path.
     """
+    from repolicy.policies.storage import is_repolicy_file
+
     name = as_file_name(path.name) if ":" in path.name else path.stem  # file.py:function, for a policy that is code
     out = folder / f"evaluation-{name}-{ending}"
     with contextlib.suppress(FileError, AttributeError):  # no file there, or one that is no evaluation
-        if read_json(out).get("policy") == str(path):
+        known = Path(str(read_json(out).get("policy")))  # as it was typed, maybe in another working folder
+        is_beside = is_repolicy_file(path) and not known.is_absolute() and known.name == path.name
+        if is_beside or known.resolve() == path.resolve():
             return out
     return folder / f"evaluation-{as_file_name(str(path))}-{ending}" if out.exists() else out
 
