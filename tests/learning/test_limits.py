@@ -24,21 +24,17 @@ from repolicy.learning.multipliers import (
     Limits,
     Multipliers,
     block_means,
-    budget_violation,
     constraint_warnings,
     expected_rewards,
     initial_worth,
     kept_sentence,
     limit_violation,
     measure_prior_rewards,
-    steered_objective,
 )
 from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import Reward, greedy, no_entropy, residual
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
@@ -339,64 +335,6 @@ def test_what_cannot_be_held_is_refused_in_one_sentence(
     with pytest.raises(UsageError, match=sentence):
         customize(prior, WISH, objective, tmp_path / "run", FEW.as_dict() | given, env=env, limits=held)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_small_budget_does_not_make_the_steering_jump() -> None:
-    """A KL of 0.001 from 4,096 samples comes out between −0.0005 and 0.0025, which is not what the policy did."""
-    budget, weights, before = 0.001, residual(0.2, 0.1), 0.0
-    for measured in (-0.0005, 0.0025, 0.001, -0.0005, 0.0025) * 4:
-        now = budget_violation(measured, budget, before, 4096)
-        after = steered_objective(weights, before, now)
-        assert 2 / 3 < after.omega / weights.omega < 3 / 2
-        weights, before = after, now
-    assert 0.1 < weights.omega < 0.4
-    for _ in range(100):  # a drift that lasts is followed
-        before = budget_violation(0.01, budget, before, 4096)
-    assert before == 2.0
-
-
-def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None:
-    for measured in (-1.0, 0.5, 3.0):
-        assert budget_violation(measured, 2.0, -2.0, 4096) == budget_violation(measured, 2.0)
-    assert budget_violation(1e-9, 1e-9) == 0.0
-
-
-def test_a_noisy_measurement_of_a_budget_is_averaged_with_the_last_one() -> None:
-    """A std of half the budget, twice what is borne, counts a quarter; a KL's variance is twice the budget."""
-    assert budget_violation(3.0, 2.0, math.log(1.5), samples=4) == pytest.approx(math.log(1.5))
-    assert budget_violation(5.0, 2.0, 0.0, samples=4) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
-    assert budget_violation(5.0, 2.0, 0.0, samples=9, variance=9.0) == pytest.approx(math.log(0.25 * 2.5 + 0.75))
-    held = multipliers(log_prior_budget=2.0, envs=3, n_steps=3)
-    held.budget_violation = 0.0
-    moved = held.steer({"below_prior": 5.0, "below_prior_squares": 25.0 + 9.0}, residual(0.2, 0.1))
-    assert math.exp(held.budget_violation) == pytest.approx(0.25 * 2.5 + 0.75)
-    assert moved.omega == pytest.approx(0.2 * math.exp(1.03 * held.budget_violation))
-    assert moved.alpha == 0.1
-
-
-def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own() -> None:
-    """The mode of a Gaussian of two numbers is a nat likelier than its draws; √2 std away in both is a nat less."""
-    torch.manual_seed(0)
-    prior = frozen(Policy(PolicySpec(3, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(4,))))
-    observations = np.zeros((6, 4, 3), np.float32)  # five steps of four environments, and what came after them
-    worker: Any = SimpleNamespace(
-        settings=Settings(log_prior_budget=1.0), prior=prior, env_observations=lambda observations: observations
-    )
-    own = prior(torch.from_numpy(observations[:-1]))
-    for away, nats in ((0.0, -1.0), (2**0.5, 1.0)):
-        log_prior = own.log_prob(own.mode() + away * prior.std)
-        spent = Worker.below_prior(worker, SimpleNamespace(observations=observations), log_prior)
-        assert float(spent["below_prior"]) == pytest.approx(20 * nats, rel=1e-5)
-        assert float(spent["below_prior_squares"]) == pytest.approx(20.0, rel=1e-5)
-
-
-def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
-    held = multipliers(kl_budget=2.0)
-    for spent, count in ((2.49, 0), (2.51, 1)):
-        held.budget_violation = budget_violation(spent, 2.0)
-        said = constraint_warnings(held, {"prior_kl": [spent]})
-        assert len(said) == count
-    assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")
 
 
 def test_a_limit_that_held_once_and_is_broken_now_is_told_with_both_means() -> None:

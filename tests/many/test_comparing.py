@@ -82,7 +82,7 @@ def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
 def test_early_ends_decide_nothing_and_their_bound_is_one() -> None:
     none, some = np.zeros(200, bool), np.arange(200) % 4 == 0
     row = compare_quantity("ended_early", none, some, None, 0.05)
-    assert (row.verdict, row.decides) == (None, False)
+    assert row.verdict is None
     assert 0.0 < row.low < 0.25 < row.high
     assert row.cells[:5] == ["ended early", "–", "0.0%", "25.0%", "+25.0%"]
     row = compare_quantity("ended_early", none, none, None, 0.05)

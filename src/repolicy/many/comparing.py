@@ -87,10 +87,6 @@ class QuantityComparison:
     verdict: Verdict | None  # None where it decides nothing
 
     @property
-    def decides(self) -> bool:
-        return self.verdict is not None
-
-    @property
     def loss(self) -> float:
         """The loss of the new policy, as a share of the old one's mean."""
         return (self.old - self.new) / (abs(self.old) or 1.0)
@@ -133,7 +129,7 @@ class Comparison:
     @property
     def deciding_rows(self) -> list[QuantityComparison]:
         """The rows that decide the verdict."""
-        return [row for row in next(iter(self.rows.values())) if row.decides]
+        return [row for row in next(iter(self.rows.values())) if row.verdict]
 
     @property
     def verdict(self) -> Verdict:
