@@ -301,10 +301,15 @@ class Multipliers:
 
     def restore(self, state: dict[str, Any], prior_rewards: Tensor | None) -> None:
         """Load what `state` returned."""
-        self.budget_violation, self.prior_rewards = state["off_budget"], prior_rewards
+        self.budget_violation = state.get("off_budget", self.budget_violation)
+        self.prior_rewards = prior_rewards
         self.limits.restore(state.get("limits", {}))
-        if self.keep:
+        if "kept" in state:
             self.kept.restore(state["kept"])
+        elif self.keep and prior_rewards is not None:  # an older checkpoint
+            self.hold_share(prior_rewards, float(prior_rewards[:-1].mean()))
+            self.kept.weight = state["objective"]["omega"]
+            self.kept.violation, self.kept.noise = state.get("off_budget"), state.get("surplus_noise")
 
 
 def block_means(values: Tensor) -> Tensor:
