@@ -16,7 +16,7 @@ from quick_graphs import quick_graph
 import repolicy
 from benchmarks import damage, fuzz
 from repolicy.addons import addon
-from repolicy.addons.trust import PACKAGE_CODE, check_trust
+from repolicy.addons.trust import PACKAGE_CODE, TRUST_HINT, TYPE_HINT, check_trust
 from repolicy.cli import about
 from repolicy.envs import names
 from repolicy.errors import RepolicyError, UsageError
@@ -33,17 +33,37 @@ from repolicy.runs import ranks
     "name",
     ["os:system", "evil.py:f", "Hopper-v4?xml_file=/tmp/evil.xml", "Hopper-v4?a=[1]", "Hopper-v4?a=1&b=x", "a:b=2"],
 )
-def test_what_is_more_than_a_registered_environment(name: str) -> None:
+def test_what_is_more_than_a_registered_environment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="names (code|a file) that would be"):
         check_trust("file", False, env=name)
+    damage.lay(name, "")
     check_trust("file", True, env=name)
 
 
 @pytest.mark.parametrize("name", ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"])
-def test_what_is_more_than_an_add_on_that_ships(name: str) -> None:
+def test_what_is_more_than_an_add_on_that_ships(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="names (code|a file) that would be"):
         check_trust("file", False, addons=["height", name])
+    damage.lay(name, "")
     check_trust("file", True, addons=["height", name])
+
+
+def test_trusted_code_that_lies_elsewhere_is_said_with_a_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = f"run names 'my.py:Neg', and there is no file {tmp_path}/my.py; it is remembered as it was typed: "
+    told += "go to that folder"
+    for option, typed in (("env", "my.py:Neg?size=2"), ("addon", ["height", "my.py:Neg=0.5"])):
+        kind = {"env": typed} if option == "env" else {"addons": typed}
+        for remedy, way in ((TYPE_HINT, f", or name it with --{option} (in Python, {option}=...)"), (TRUST_HINT, "")):
+            with pytest.raises(UsageError) as failed:
+                check_trust("run", True, remedy=remedy, **kind)  # type: ignore[arg-type]
+            assert str(failed.value) == told + way
+    Path("my.py").touch()
+    check_trust("run", True, env="my.py:Neg", addons=["my.py:Neg", "nowhere:f", f"{tmp_path}/x.py:f"])
 
 
 def test_registered_names_are_free() -> None:

@@ -31,9 +31,10 @@ def check_trust(
 ) -> None:
     """Raise if names in the file `path` would run code or open files, unless the user trusts the file.
 
-    `remedy` ends the message: it tells the user what to do.
+    `remedy` ends the message: it tells the user what to do. Raises, too, if code of a trusted file lies elsewhere.
     """
     if trust:
+        _check_code_is_here(path, env, addons, remedy)
         return
     refused_env = [env] if env is not None and _needs_trust(env) else []
     refused_addons = [name for name in addons if import_target(name) not in ("", *PACKAGE_CODE)]
@@ -42,6 +43,22 @@ def check_trust(
         what = "a file that would be opened" if opens_files_only else "code that would be run"
         message = f"{path} names {what}: {' and '.join(printable(name, 200) for name in refused)}"
         raise UsageError(f"{message}; {remedy.format(option='env' if refused_env else 'addon')}")
+
+
+def _check_code_is_here(path: Path | str, env: str | None, addons: Iterable[str], remedy: str) -> None:
+    """Raise if a name such as `my.py:walk`, which counts from where it was typed, leads to no file from here."""
+    targets = {
+        "addon": [*map(import_target, addons)],
+        "env": [] if env is None else [parse_env_name(env).import_target],
+    }
+    for option, target in ((option, target) for option, each in targets.items() for target in each):
+        source = Path(target.rpartition(":")[0])
+        if source.suffix == ".py" and not source.is_absolute() and not source.is_file():
+            problem = (
+                f"{path} names {printable(target, 200)!r}, and there is no file {printable(str(source.absolute()))}"
+            )
+            way = f", or name it with --{option} (in Python, {option}=...)" if remedy == TYPE_HINT else ""
+            raise UsageError(f"{problem}; it is remembered as it was typed: go to that folder{way}")
 
 
 def _needs_trust(env: str) -> bool:

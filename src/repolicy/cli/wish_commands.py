@@ -165,7 +165,7 @@ class Infer(InferenceOptions, RunsPolicy):
             raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
         records = [Record.read(Path(name), self.env or "") for name in self.data]
         for name, record in zip(self.data, records, strict=True):
-            check_trust(name, self.trust or self.env is not None, env=record.env)
+            check_trust(name, self.trust, env=None if self.env else record.env)
         for name in ("features", "policy", "alpha"):
             if getattr(self, name) in ("", None):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
