@@ -209,6 +209,16 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
     assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in LINE_METRICS.values())
 
 
+@pytest.mark.parametrize(("ended", "words"), [(6.0, " · 6 of 6 evaluated episodes ended early"), (0.0, "")])
+def test_a_line_says_of_how_many_episodes_some_ended_early(
+    ended: float, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 wanted episodes on 3 cores each plays 2."""
+    monkeypatch.setitem(METRICS, "evaluation_ended_early", ended)
+    line = lines(capsys, asked(ranks=3, evaluation_episodes=8))[1]
+    assert re.findall(r" · [^·]*ended early", line) == [words] * bool(words)
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [

@@ -30,7 +30,7 @@ def estimate_spending(
     settings = request.settings
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
-    episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
+    episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
     evaluations = segments + request.is_comparable  # the first policy is one that may be the result
     limit_steps = 0

@@ -69,7 +69,6 @@ LINE_METRICS = {
     "task_return": "task's reward {:,.1f} an episode",
     "evaluation_addon": "add-on reward {:,.1f} an episode",
     "evaluation_objective": "objective {:,.1f} an episode",
-    "evaluation_ended_early": "{:.0f} of the evaluated episodes ended early",
     "entropy": "entropy {:.3f} nats",
     "prior_kl": "{:z.3f} nats a step from the prior",
 }
@@ -149,7 +148,11 @@ class Display:
         if latest["iteration"] > self._first[0]:  # the first iteration, with what comes only once, tells no time left
             parts.append(f"{format_duration(left)} left")
         shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
-        return " · ".join([*parts, *(LINE_METRICS[name].format(latest[name]) for name in shown), *budget])
+        parts += [LINE_METRICS[name].format(latest[name]) for name in shown]
+        if ended := latest.get("evaluation_ended_early"):
+            episodes = self._request.settings.evaluated_episodes
+            parts.append(f"{ended:.0f} of {episodes} evaluated episodes ended early")
+        return " · ".join([*parts, *budget])
 
     def _steps(self) -> str:
         """Return `100,000 of 100,000 steps`; the last iteration may go beyond the wanted number."""

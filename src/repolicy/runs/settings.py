@@ -168,6 +168,11 @@ class Settings(AnySettings):
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
     @property
+    def evaluated_episodes(self) -> int:
+        """The number of episodes that all ranks together play in one evaluation: each has an equal share."""
+        return self.evaluation_episodes and max(1, self.evaluation_episodes // self.ranks) * self.ranks
+
+    @property
     def iteration_steps(self) -> int:
         """The number of environment steps of one iteration, over all ranks."""
         return self.envs * self.n_steps
