@@ -133,10 +133,10 @@ def reaching(reached: list[Any]) -> Iterator[None]:
 
     replaced = {
         "cli.main._unexpected_error_sentence": surprise, "learning.segments.Segments.remaining": remaining,
-        "learning.training.try_addon": lambda *_: [],
+        "learning.training.try_addon": lambda *_: ([], 1.0),
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
-        "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
+        "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: ([], 1.0),
         "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._make_algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),

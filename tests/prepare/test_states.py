@@ -14,6 +14,7 @@ from tiny_envs import tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import FileError, UsageError
+from repolicy.evaluation import BLOCK_STEPS
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies import density
@@ -202,6 +203,7 @@ def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
     prior = prior_in(tmp_path / "prior.safetensors")
     with pytest.raises(UsageError, match="episodes end after 5 steps on average, too soon to learn its states"):
         customize(prior, tiny("stay_near"), residual(0.1, 0.1, 0.5), tmp_path / "run", SETTINGS, env=tiny("Mortal"))
+    assert not (tmp_path / "run").exists(), "the folder is free for a run without that price"
 
 
 def test_states_of_too_many_numbers_are_refused() -> None:
@@ -233,16 +235,25 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("init", "evaluated", "price", "keep", "limits"),
+    ("env", "length", "init", "evaluated", "price", "keep", "limits"),
     [
-        ("copy", 2, 0.5, None, ()),
-        ("copy", 2, 0.0, 0.9, ("stay_near>=-9",)),
-        ("copy", 0, 0.5, None, ("stay_near>=-9",)),
-        ("clone", 2, 0.0, None, ()),
+        ("Endless", 300, "copy", 2, 0.5, None, ()),
+        ("Endless", 300, "copy", 2, 0.0, 0.9, ("stay_near>=-9",)),
+        ("LinearQuadratic", 8, "copy", 2, 0.0, 0.9, ()),  # no limit is told: the trial steps show it
+        ("Endless", 300, "copy", 0, 0.5, None, ("stay_near>=-9",)),
+        ("Endless", 300, "clone", 2, 0.0, None, ()),
     ],
 )
 def test_every_step_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, evaluated: int, price: float, keep: Any, limits: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    env: str,
+    length: int,
+    init: str,
+    evaluated: int,
+    price: float,
+    keep: Any,
+    limits: Any,
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
     taken, step = [], GymnasiumEnvs.step
@@ -253,7 +264,7 @@ def test_every_step_is_counted(
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
     monkeypatch.setattr("repolicy.prepare.cloning.FIT_EPOCHS", 1)  # which take no steps of the environment
-    monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
+    monkeypatch.setattr("repolicy.prepare.checks.EPISODE_CAP", 300)
     monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
@@ -262,13 +273,13 @@ def test_every_step_is_counted(
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Log()
     customize(
-        prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny("Endless"),
+        prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny(env),
         callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
     numbers = re.findall(r"^[\d,]+|[\d,]+(?= to compare)", sentence)
     total, *compared = [int(number.replace(",", "")) for number in numbers]
-    assert compared == ([2 * 4 * 2 * 300] if evaluated and not (keep or limits) else [])
+    assert compared == ([2 * 4 * 2 * length] if evaluated and not (keep or limits) else [])
     assert total - sum(taken) in (0, *compared)  # it is done where an earlier policy seems better
     assert "256 to train" in sentence
     assert ("for evaluations" in sentence) == (evaluated > 0)
@@ -278,10 +289,10 @@ def test_every_step_is_counted(
 
 
 def test_an_episode_whose_limit_nobody_tells_is_as_long_as_it_was() -> None:
-    """One before the run, one after each of two segments, of two episodes each."""
+    """One before the run, one after each of two segments, of two episodes each, in whole blocks of steps."""
     settings = Settings(steps=256, ranks=1, envs=4, n_steps=32, minibatch=32, checkpoint_every=1, evaluation_episodes=2)
     found = [
         estimate_spending(Request(env, residual(0.1, 0.1), settings), length=79.5)["for evaluations"]
         for env in (tiny("Endless"), tiny("endless_with_time_limit"))
     ]
-    assert found == [3 * 2 * 80, 3 * 2 * 5]
+    assert found == [3 * 2 * 80, 3 * 2 * BLOCK_STEPS]

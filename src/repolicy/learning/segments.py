@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import Collector, DialedEnvs, Envs, check_fit, make_envs, parse_env_name, staggered_cuts
-from repolicy.errors import FileError, NumericError
+from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.evaluation import run_episodes
 from repolicy.learning.multipliers import measure_prior_rewards
 from repolicy.learning.worker import Worker
@@ -269,7 +269,12 @@ class Segments:
         """Load the newest intact checkpoint, or begin the run; return sentences for the callbacks."""
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
-            return self.measure_prior()
+            try:
+                return self.measure_prior()
+            except UsageError:
+                if self.team.index == 0:
+                    self.folder.release()
+                raise
         tensors, numbers, complaints = checkpoint
         try:
             self.worker.restore(tensors, numbers)

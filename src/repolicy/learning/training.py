@@ -15,7 +15,6 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import UsageError
-from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior, read_card, with_torch_defaults
@@ -235,7 +234,8 @@ def _prepare_start(
     request = replace(request, prior=prior_checksum, init=init_checksum)
 
     # Try the add-on, and measure what a generative policy earns before training.
-    notes += try_addon(prior.policy, request)
+    trial_notes, trial_length = try_addon(prior.policy, request)
+    notes += trial_notes
     untrained = 0
     if parse_env_name(request.env).decoder is not None and not resumed:
         sentences, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
@@ -245,7 +245,7 @@ def _prepare_start(
     request, decision = choose_weights(request, prior, say)
     notes += decision.notes
     if not resumed:
-        length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
+        length = float(prior.card.get("evaluation", {}).get("evaluation_length", trial_length))
         fitting = 0 if was_fitted or start.scoring_prior is None else prior.card["clone_of"]["steps"]
         spending = estimate_spending(request, decision.steps, length, untrained, start.trials, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))

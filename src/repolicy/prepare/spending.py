@@ -3,7 +3,7 @@
 import math
 
 from repolicy.envs import probe_env
-from repolicy.evaluation import EPISODE_CAP
+from repolicy.evaluation import BLOCK_STEPS, EPISODE_CAP
 from repolicy.prepare import states, weights
 from repolicy.prepare.claiming import COMPARED_STEPS
 from repolicy.runs import Request
@@ -28,7 +28,7 @@ def estimate_spending(
     `length` the episode length where the environment has no time limit.
     """
     settings = request.settings
-    longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
+    longest = BLOCK_STEPS * math.ceil((probe_env(request.env, settings.backend).limit or length) / BLOCK_STEPS)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0

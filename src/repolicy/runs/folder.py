@@ -180,6 +180,11 @@ class RunFolder:
                         if new_folder:
                             self.path.rmdir()  # unless something is in it
 
+    def release(self) -> None:
+        """Give up the claim of a run that cannot begin, so that another one can have the folder."""
+        for file in (self.prior, self.init, self.trial, self.path / "run.json"):
+            file.unlink(missing_ok=True)
+
     def check_exists(self) -> None:
         """Raise if the folder was moved or removed during the run: writing would make a second one."""
         if self._header and not (self.path / "run.json").exists():
