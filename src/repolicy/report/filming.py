@@ -33,6 +33,7 @@ from repolicy.readers.reading import Options
 from repolicy.report.movie import EXIT_NO_RENDERER, FRAMES_A_SECOND, PROGRESS_PREFIX, Shot, max_pictures
 from repolicy.runs import SECONDS_BETWEEN_LINES, format_duration
 
+RENDER_HINT = "it needs a render() that returns a picture, and render_mode 'rgb_array' (docs/quickstart.md shows one)"
 FLOOR_SCALE = 100.0  # floors are drawn so many times larger: a cheetah leaves its 40 m within seconds
 QUALITIES = (28, 32, 36, 40, 44, 51)  # CRF of H.264, best quality first
 
@@ -224,11 +225,14 @@ def _turn_off_shadows(task: Any) -> None:
 
 def _picture(env: Any, shot: Shot) -> np.ndarray:
     uses_mujoco = hasattr(getattr(env, "unwrapped", None), "mujoco_renderer")
-    failing = in_one_sentence(f"environment {shot.env!r} cannot be filmed", UsageError)
-    with _errors_mean_no_renderer() if uses_mujoco else failing:
-        picture = np.asarray(env.render())
+    problem = f"environment {shot.env!r} cannot be filmed"
+    with _errors_mean_no_renderer() if uses_mujoco else in_one_sentence(problem, UsageError):
+        try:
+            picture = np.asarray(env.render())
+        except NotImplementedError:
+            raise UsageError(f"{problem}: it has no render(); {RENDER_HINT}") from None
     if picture.ndim != 3 or picture.shape[2] != 3:
-        raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")
+        raise UsageError(f"{problem}: it renders pictures of shape {picture.shape}; {RENDER_HINT}")
     return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
 
 
