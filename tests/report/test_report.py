@@ -145,6 +145,16 @@ def test_the_page_says_which_policy_it_shows(runs: tuple[RunFolder, RunFolder], 
 
 
 @pytest.mark.usefixtures("_no_renderer")
+def test_one_episode_has_no_std(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    folder = copied(runs[0], tmp_path / "run")
+    one, two = (write_report(folder.path, episodes=count, trust=True).read_text() for count in (1, 2))
+    assert "mean ± std" in two
+    assert "Mean ± std over 2 episodes a row" in two
+    assert "One episode a row" in one
+    assert "ean ± std" not in one
+
+
+@pytest.mark.usefixtures("_no_renderer")
 @pytest.mark.parametrize("which", [0, 1])
 def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFolder, RunFolder], which: int) -> None:
     told: list[str] = []

@@ -33,7 +33,8 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
     rows = []
     for agent, each in zip(evaluations, columns, strict=True):
         rows.append([agent, *(each[name].describe(sizes[name]) if name in each else "–" for name in titles)])
-    return ["mean ± std", *titles.values()], rows
+    has_std = any(len(each.basic) > 1 for each in evaluations.values())
+    return ["mean ± std" if has_std else "one episode", *titles.values()], rows
 
 
 def reward_tiles(evaluations: dict[str, Evaluation], among: int = 1) -> list[page.Tile]:

@@ -136,7 +136,8 @@ def _sections(
     """Return the sections of the page below the verdict."""
     command, judged = repeat_command(folder, request), deciding_first(mean, sampled)[0]
     episodes = len(next(iter(judged.values())).basic)
-    note = f"Mean ± std over {episodes} episodes a row, in {escape(request.env)}."
+    rows = f"Mean ± std over {episodes} episodes a row" if episodes > 1 else "One episode a row"
+    note = f"{rows}, in {escape(request.env)}."
     if "prior" in mean:
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
     objective = {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
