@@ -7,7 +7,9 @@ import onnx
 import pytest
 import torch
 from quick_graphs import quick_graph
+from tiny_envs import tiny
 from torch import Tensor
+from typed_commands import typed
 
 from repolicy.errors import UsageError
 from repolicy.policies.export import onnx_runner
@@ -87,8 +89,20 @@ def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[FlowFit, Flow]
     observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
     decoded = load_decoder(str(flowed.file), 6, 3)(observations.numpy(), noise.numpy())
     np.testing.assert_allclose(decoded, flow(observations, noise).detach(), atol=1e-5)
+    assert flowed.env == "", "none was named"
     with pytest.raises(UsageError, match="is there already"):
         imitate_flow(demonstrations(ACTIONS, [99]), flowed.file)
+
+
+def test_the_command_to_go_on_with_names_the_part_that_was_observed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flows, "STEPS", 2)
+    monkeypatch.setattr(flows, "onnx_graph", quick_graph)
+    np.savez("demos.npz", observations=np.random.default_rng(0).normal(size=(200, 3)), actions=np.ones((200, 1)))
+    code, _, err = typed(capsys, "imitate", "demos.npz", "--flow", "--env", tiny("Groups"))
+    assert (code, err.splitlines()[-1].count(f"--env '{tiny('Groups')}?observe=privileged'")) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,12 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     told = []
     for _ in range(9):
         *_, cut, info = env.step(np.array([0.25], np.float32))
-        told.append((info["person"], info["ended"], cut))
+        told.append((info["person"], cut))
         if cut:
             env.reset()
     file.close()
-    assert [person for person, *_ in told] == [False, True, True, False, False, False, False, False, False]
-    assert [ended for _, ended, _ in told] == ["", "", "", "", "well", "", "dropped", "", ""]
-    assert [cut for *_, cut in told] == [False, False, False, False, True, False, True, False, True]
+    assert [person for person, _ in told] == [False, True, True, False, False, False, False, False, False]
+    assert [cut for _, cut in told] == [False, False, False, False, True, False, True, False, True]
     assert env.left
     assert keys.shown[1].endswith("YOU act")
     found = Record.read(tmp_path / "r.jsonl")

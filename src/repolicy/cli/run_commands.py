@@ -215,7 +215,7 @@ class Imitate(Command):
                 progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
             )  # fmt: skip
         words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
-        words += ["--env", self.env or "ENV", "--addon", "NAME"]
+        words += ["--env", result.env or "ENV", "--addon", "NAME"]
         terminal.say(f"its file: {out}, fitted to {result.chunks:,} chunks; go on with {shlex.join(words)}")
         return asdict(result) | {"file": str(out)}
 

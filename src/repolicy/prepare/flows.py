@@ -32,6 +32,7 @@ class FlowFit:
     """The result of fitting a flow."""
 
     file: Path
+    env: str  # with the part that it observes; empty where none was named
     noise: int  # size of the noise
     chunk: int  # number of successive actions in the output
     loss: float  # mean of the last steps
@@ -111,7 +112,8 @@ def imitate_flow(
     if demonstrations.discrete:
         raise UsageError(f"{demonstrations.name} has choices, and a flow gives actions that are numbers")
     if env is not None:
-        action_space_for(demonstrations, match_observation(env, demonstrations.observations.shape[1]))
+        env = match_observation(env, demonstrations.observations.shape[1])
+        action_space_for(demonstrations, env)
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).suffix != ".onnx":
         raise UsageError(f"--out {out} does not end in .onnx, and a flow is written as an ONNX graph")
@@ -124,7 +126,7 @@ def imitate_flow(
     loss = fit_flow(flow, observations, chunks, torch.Generator().manual_seed(seed), progress)
     example = observations[:2], torch.zeros(2, chunks.shape[1])
     write_bytes(Path(out), onnx_graph(flow.eval().requires_grad_(False), example))
-    return FlowFit(Path(out), chunks.shape[1], chunk, loss, len(chunks))
+    return FlowFit(Path(out), env or "", chunks.shape[1], chunk, loss, len(chunks))
 
 
 def split_into_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, proposed: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Do one step. In `info`, `person` is whether the person acted, and `ended` how they ended the episode."""
+        """Do one step. In `info`, `person` is whether the person acted."""
         pressed = self.keys.pressed() if self.keys else []
         if pressed.count("space") % 2:
             self.acts = not self.acts
@@ -69,17 +69,14 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.record.add(Step(self._episode, self._observation, action, np.asarray(proposed), after, self.acts))
         self._observation = after
         self._steps += 1
-        ended = "well" if "enter" in pressed else ""
-        if "backspace" in pressed:
-            ended = "dropped"
-            if self.record:
-                self.record.drop(self._episode)
+        if "backspace" in pressed and self.record:
+            self.record.drop(self._episode)
         self.left |= "escape" in pressed
         if self.keys:
             words = f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
             self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, words)
-        truncated = truncated or bool(ended) or self.left
-        return observation, reward, terminated, truncated, info | {"person": self.acts, "ended": ended}
+        truncated = truncated or self.left or "enter" in pressed or "backspace" in pressed
+        return observation, reward, terminated, truncated, info | {"person": self.acts}
 
     def _person_action(self, proposed: np.ndarray) -> np.ndarray:
         with in_one_sentence("the person failed", UsageError):
