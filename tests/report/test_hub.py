@@ -122,7 +122,7 @@ def test_the_card_says_whether_limits_hold_and_enough_is_kept(files: dict[str, d
     save_policy(Path("held.safetensors"), a_policy(), {"request": request}, prior=a_policy())
     card = pushed_card(files, "held.safetensors", episodes=3)
     assert re.search(r"limit \S*stay_near>=\S+ holds \(", card)
-    assert "of the old return, and 0.5 was asked for: " in card
+    assert "of the old return, and 50% was asked for: " in card
 
 
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:

@@ -256,10 +256,10 @@ def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else
 @pytest.mark.parametrize(
     ("before", "lost", "said"),
     [
-        (100.0, 4.0, "0.960 ± 0.002 of the old return, and 0.95 was asked for: that holds"),
-        (-100.0, 4.0, "0.960 ± 0.002 of the old return, and 0.95 was asked for: that holds"),
-        (100.0, 5.2, "0.948 ± 0.002 of the old return, and 0.95 was asked for: cannot tell, what is lacking may be"),
-        (100.0, 9.0, "0.910 ± 0.002 of the old return, and 0.95 was asked for: too little"),
+        (100.0, 4.0, "96.0% ± 0.2% of the old return, and 95% was asked for: that holds"),
+        (-100.0, 4.0, "96.0% ± 0.2% of the old return, and 95% was asked for: that holds"),
+        (100.0, 5.2, "94.8% ± 0.2% of the old return, and 95% was asked for: cannot tell, what is lacking may be"),
+        (100.0, 9.0, "91.0% ± 0.2% of the old return, and 95% was asked for: too little"),
     ],
 )
 def test_a_share_of_the_old_return_holds_cannot_be_told_or_is_broken(before: float, lost: float, said: str) -> None:
@@ -273,7 +273,7 @@ def test_a_share_that_is_the_same_in_each_episode_has_no_error(mean: float) -> N
     """Although the loss differs from episode to episode: so does what the prior earns."""
     prior, after = (evaluated(size * (mean + 50 * HALF), None, seed=5) for size in (1.0, 0.75 if mean > 0 else 1.25))
     _, asked = judged([(prior, after)], keep=0.8)
-    assert asked.endswith("of the old return, and 0.8 was asked for: too little")
+    assert asked.endswith("of the old return, and 80% was asked for: too little")
 
 
 def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
@@ -283,7 +283,7 @@ def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
     _, asked, ended = judged([(prior, after), (prior, sampled)], keep=0.9)
     assert asked == (
         "with the mean action limit power<=0.25 holds (0.200 ± 0.001); limit heat<=0.25 holds (0.200 ± 0.001); "
-        "it keeps 0.990 ± 0.002 of the old return, and 0.9 was asked for: that holds"
+        "it keeps 99.0% ± 0.2% of the old return, and 90% was asked for: that holds"
     )
     assert ended == (
         "with the mean action 1 of 50 episodes ended early, at step 20 (of the prior's: none); "

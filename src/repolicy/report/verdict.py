@@ -87,7 +87,7 @@ def _describe_limits(evaluation: Evaluation) -> list[str]:
 
 
 def _describe_kept_share(pair: Pair, keep: float) -> str:
-    """Return whether the share was kept: `it keeps 0.962 ± 0.004 of the old return, and 0.95 was asked for: …`."""
+    """Return whether the share was kept: `it keeps 96.2% ± 0.4% of the old return, and 95% was asked for: …`."""
     change = differences(*pair)["basic_reward"]
     size = abs(change.before) or 1.0
     share = 1.0 + change.value / size
@@ -97,7 +97,7 @@ def _describe_kept_share(pair: Pair, keep: float) -> str:
     outcome = "that holds"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
-    return f"it keeps {value_and_error(share, error)} of the old return, and {keep:g} was asked for: {outcome}"
+    return f"it keeps {share:.1%} ± {error:.1%} of the old return, and {100.0 * keep:.6g}% was asked for: {outcome}"
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
