@@ -153,6 +153,14 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
     assert swept.table()[0][-2:] == ["log prior a decision", "KL a decision"]
 
 
+def test_a_table_shows_what_episodes_vary_by() -> None:
+    made = dataclasses.replace(evaluation(np.array([1.0, 3.0]), np.zeros(2)), deterministic=False)
+    point = Point(np.inf, Path("nowhere"), made, made)
+    headings, rows = SweepResult({}, Path("nowhere"), point, [point], {}).table()
+    assert dict(zip(headings, rows[0], strict=True))["basic reward"] == made.columns["basic_reward"].describe()
+    assert "± 1" in rows[0][1]
+
+
 @pytest.mark.parametrize(
     ("omegas", "said"),
     [

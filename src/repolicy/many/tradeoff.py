@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,10 +62,6 @@ class Point:
         columns = self.sampled.columns
         distance = {"kl": columns["kl_a_step"].mean, "log_prior": columns["log_prior_a_step"].mean}
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
-
-
-def _format_mean(column: Column, size: float) -> str:
-    return format_number(column.mean, size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,17 +162,17 @@ class SweepResult:
             costs = -np.maximum(least, costs)  # a lower bound: a return of −10⁶ would dwarf the others
         return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
 
-    def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
+    def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
 
-        `cell` formats a quantity, with the digits that its largest mean has.
+        A quantity has the digits of its largest mean.
         """
         everyone = [self.prior, *self.points]
 
-        def column(name: str, title: str = "", cell: Callable[[Column, float], str] = cell) -> list[str]:
+        def column(name: str, title: str = "") -> list[str]:
             quantities = [point.column(name) for point in everyone]
             size = max(abs(each.mean) for each in quantities)
-            return [title or quantities[0].title, *(cell(each, size) for each in quantities)]
+            return [title or quantities[0].title, *(each.describe(size) for each in quantities)]
 
         names = self.prior.main_evaluation.columns
         labels = [(point.label or f"{point.omega:g}") + self.marks(index) for index, point in enumerate(self.points)]
@@ -195,16 +191,16 @@ class SweepResult:
         columns += [column(name) for name in names if name.startswith("addon_reward_")]  # of several wishes
         if self.has_basic_reward:
             columns.append(column("total_reward", "total"))
-        columns += [column(name, cell=_format_mean) for name in SAMPLED]
+        columns += [column(name) for name in SAMPLED]
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
 
     @property
     def basis(self) -> str:
-        """The episodes and the kind of action that the table's numbers are means of, in words."""
+        """The episodes and the kind of action that the table's numbers are of, in words."""
         evaluation = self.prior.main_evaluation
         episodes = format_count(len(evaluation.basic), "episode")
-        return f"means of {episodes} {ACTIONS[evaluation.action]} (log prior and KL: with sampled ones)"
+        return f"mean ± std of {episodes} {ACTIONS[evaluation.action]} (log prior and KL: with sampled ones)"
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.evaluation import ACTIONS, Column, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
@@ -118,7 +118,7 @@ def point_tables(swept: SweepResult) -> list[str]:
 def points_table(swept: SweepResult) -> str:
     """Return the table of all points, whose rows select a point."""
     attributes = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
-    return page.table(*swept.table(Column.describe), attributes)
+    return page.table(*swept.table(), attributes)
 
 
 def points_note(swept: SweepResult) -> str:
