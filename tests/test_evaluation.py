@@ -250,6 +250,18 @@ def test_a_file_tells_which_limits_are_reported_and_code_among_them_needs_trust(
         evaluate(tmp_path / "code.safetensors", episodes=1)
 
 
+def test_a_files_own_add_on_is_left_out_only_where_it_does_not_fit_another_environment(tmp_path: Path) -> None:
+    for wish, fits in (("action_rate", True), ("height", False)):
+        save_policy(tmp_path / "own.safetensors", policy(3), {"request": {"env": "Hopper-v4", "addons": [wish]}})
+        assert (evaluate(tmp_path / "own.safetensors", "Pendulum-v1", 1).addon is not None) == fits
+    with pytest.raises(UsageError, match="reads the numbers of Hopper"):
+        evaluate(tmp_path / "own.safetensors", "Pendulum-v1", 1, addon="height")
+    for env, wish in (("Pendulum-v1", "height"), ("Hopper-v4", "mine.py:rate")):
+        save_policy(tmp_path / "own.safetensors", policy(3), {"request": {"env": env, "addons": [wish]}})
+        with pytest.raises(UsageError, match="reads the numbers of Hopper|names code that would be run: mine.py:rate"):
+            evaluate(tmp_path / "own.safetensors", "Pendulum-v1", 1)
+
+
 @pytest.mark.parametrize("own", ["gymnasium", "envpool"])
 def test_a_file_is_evaluated_on_the_backend_of_its_run(
     own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -229,7 +229,7 @@ def evaluate(
         backend = backend_from_card(opened.card, env, backend)
         if limits is None and addon is None:  # all that the file's run was judged by
             limits = fitting_limits(agent, opened.card, opened.path, env, backend, trust)
-        addon = addons_from_card(opened.card, opened.path, trust) if addon is None else addon
+        addon = fitting_addon(opened.card, opened.path, env, trust) if addon is None else addon
     check_is_agent(agent, "the first argument")
     if isinstance(agent, ConditionedPolicy):
         raise UsageError(agent.missing_dials_message())
@@ -249,6 +249,20 @@ def evaluate(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
             longest=longest, limits=parse_limits(limits or (), env),
         )  # fmt: skip
+
+
+def fitting_addon(card: dict[str, Any], path: Path, env: str, trust: bool, say: Say | None = None) -> Addon | None:
+    """Return the add-on of a file's run, or None where it does not fit; what raises is as in `fitting_limits`."""
+    addons = tuple[str, ...]()
+    try:
+        addons = addons_from_card(card, path, trust)
+        return load_addon(addons, env)
+    except UsageError as error:  # such as an add-on in a file that has been moved since the training
+        if say is not None:
+            say(f"the policy's own add-on is left out: {error}")
+        elif not addons or env == card["request"].get("env"):  # they are code that is not trusted, or do not fit at all
+            raise
+        return None
 
 
 def fitting_limits(

@@ -125,6 +125,17 @@ def test_the_card_says_whether_limits_hold_and_enough_is_kept(files: dict[str, d
     assert "of the old return, and 50% was asked for: " in card
 
 
+def test_an_add_on_of_another_environment_is_left_out_with_a_note(files: dict[str, dict[str, bytes]]) -> None:
+    said = list[str]()
+    request = {"env": "Hopper-v4", "addons": ["height"]}
+    policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
+    save_policy(Path("held.safetensors"), policy, {"request": request}, prior=policy)
+    card = pushed_card(files, "held.safetensors", env="Pendulum-v1", say=said.append)
+    assert "| basic reward |" in card
+    assert "add-on reward" not in card
+    assert said[0].startswith("the policy's own add-on is left out: add-on 'height' reads the numbers of Hopper")
+
+
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
     card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
     save_policy("theirs.safetensors", a_policy(), card)

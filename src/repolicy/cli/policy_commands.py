@@ -39,8 +39,8 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.addons import addons_from_card, backend_from_card, load_addon
-        from repolicy.evaluation import evaluate, fitting_limits
+        from repolicy.addons import backend_from_card, load_addon
+        from repolicy.evaluation import evaluate, fitting_addon, fitting_limits
         from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
 
@@ -52,15 +52,10 @@ class Evaluate(RunsPolicy):
             check_writable(self.out)
         terminal, episodes = Terminal(), format_count(self.episodes, "episode")
         terminal.say(*opened.notes)
-        addon, limits = None, tuple[str, ...]()
-        try:
-            addon = load_addon(self.addon or addons_from_card(opened.card, path, self.trust), env)
-        except UsageError as error:  # such as an add-on in a file that has been moved since the training
-            if self.addon:
-                raise
-            terminal.say(f"the policy's own add-on is left out: {error}")
+        addon, limits = load_addon(self.addon, env), tuple[str, ...]()
         backend = backend_from_card(opened.card, env, self.backend)
         if not self.addon:
+            addon = fitting_addon(opened.card, path, env, self.trust, terminal.say)
             limits = fitting_limits(opened.agent, opened.card, path, env, backend, self.trust, terminal.say)
         with terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(

@@ -5,10 +5,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from repolicy.addons import addons_from_card, backend_from_card, env_from_card, load_addon
+from repolicy.addons import backend_from_card, env_from_card
 from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation, fitting_limits
+from repolicy.evaluation import ACTIONS, Evaluation, fitting_addon, fitting_limits
 from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -48,7 +48,7 @@ def push(
     content = saved_policy_bytes(saved)
     hub = import_hub()
     env = env or env_from_card(saved.card, path, trust)
-    addon = load_addon(addons_from_card(saved.card, path, trust), env)
+    addon = fitting_addon(saved.card, path, env, trust, say)
     backend = backend_from_card(saved.card, env)
     limits = fitting_limits(saved.policy, saved.card, path, env, backend, trust, say)
     with translate_hub_errors(repository):  # before the evaluation, which takes a while
