@@ -217,7 +217,7 @@ def evaluate(
         seed: of environments and sampling.
         backend: whose environments: "envpool", "gymnasium", or "auto", that of the file's run if it names one.
         progress: is given the number of episodes that are done.
-        longest: an episode counts as one after so many steps, where they are given.
+        longest: where above 0, an episode is over after so many steps.
         trust: run code that the policy's file names.
         limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
     """

@@ -140,7 +140,8 @@ def customize(
         addon: the new requirement as a reward: a name, a function, or a list of them.
         objective: the terms of the return and their weights; by default `residual()`, with weights that are found.
         out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
-        settings: how to train, such as `{"steps": 300_000}`; the rest is as in `customize_defaults(prior)`.
+        settings: how to train, such as `{"steps": 300_000}`; the rest follows from the prior's
+            shape and the steps (docs/train.md).
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
         resume: continue the run in the folder, if there is one; arguments that are not given stay as they were.
         callbacks: objects that follow the run, with the methods of `repolicy.learning.run.Callback`.

@@ -70,11 +70,12 @@ def sweep(
     Args:
         prior: a policy's file, a run's folder, the name of a policy that ships, the result of a run, or `module:name`.
         addon: the wish, as in `customize`.
-        omegas: the values of ω′; 0 is the add-on alone.
+        omegas: the values of ω′; at 0 only `states` holds the old behavior.
         alpha: α̂, or "omega": each point's own ω′, as always for a generative policy. By default the prior's own, else
             a third of the smallest ω′ above 0.
         out: the sweep's folder; by default `runs/PRIOR-sweep`.
-        settings: how to train each point, such as `{"steps": 300_000}`; the rest is as in `customize_defaults`.
+        settings: how to train each point, such as `{"steps": 300_000}`; the rest follows from the prior's
+            shape and the steps (docs/train.md).
         states: the price on states; by default what a nat is worth in the old reward.
         env: the environment; by default the one that the prior was trained in.
         resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.

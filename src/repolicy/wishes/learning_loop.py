@@ -123,7 +123,8 @@ def infer(
         records: the records of take-overs. The last one was made with this policy.
         opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum.
-        alpha: the temperature α̂ with which the policy was customized.
+        alpha: for the record of a prior, the larger of the ω′ and α̂ that it will be customized with; of a customized
+            policy, its α̂.
         earlier: the wish to which the policy was customized. None for a prior.
         labels: the rule that gives each step its weight.
         length: the number of steps in a window, over which features are summed.
