@@ -16,7 +16,7 @@ from quick_graphs import quick_graph
 import repolicy
 from benchmarks import damage, fuzz
 from repolicy.addons import addon
-from repolicy.addons.trust import PACKAGE_CODE, TRUST_HINT, TYPE_HINT, check_trust
+from repolicy.addons.trust import PACKAGE_CODE, TRUST_HINT, TYPE_HINT, backend_from_card, check_trust
 from repolicy.cli import about
 from repolicy.envs import names
 from repolicy.errors import RepolicyError, UsageError
@@ -27,6 +27,15 @@ from repolicy.policies.file import save_policy
 from repolicy.report import movie as film
 from repolicy.rql.hyperparameters import TASKS
 from repolicy.runs import ranks
+
+
+def test_the_backend_of_a_run_is_for_its_own_environment_where_it_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"request": {"env": "Hopper-v4", "settings": {"backend": "envpool"}}}
+    assert backend_from_card(card, "Hopper-v4") == "envpool"
+    assert backend_from_card(card, "Hopper-v4", "gymnasium") == "gymnasium"
+    assert backend_from_card(card, "Ant-v4") == "auto"
+    monkeypatch.setattr(names, "envpool_names", list[str])  # as where EnvPool is not installed
+    assert backend_from_card(card, "Hopper-v4") == "auto"
 
 
 @pytest.mark.parametrize(

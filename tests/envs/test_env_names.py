@@ -87,7 +87,7 @@ def test_an_option_that_gymnasium_alone_has_is_had_there() -> None:
 
 def test_a_robot_that_the_two_libraries_show_differently_is_refused_where_both_are_needed(tmp_path: Path) -> None:
     for name in ("Humanoid-v4", "HumanoidStandup-v4", "Humanoid-v5?frame_skip=5"):
-        with pytest.raises(UsageError, match="a take-over is of Gymnasium's Humanoid.*other numbers than EnvPool's"):
+        with pytest.raises(UsageError, match="a take-over .* Gymnasium's Humanoid"):
             check_observed_alike(name, "a take-over")
     for name in ("Hopper-v4", f"{tmp_path}/mine.py:Humanoid-v4"):
         check_observed_alike(name, "a take-over")

@@ -78,12 +78,12 @@ OBSERVED_DIFFERENTLY = ("Humanoid", "HumanoidStandup")
 
 
 def check_observed_alike(name: str, command: str) -> None:
-    """Raise where the command steps Gymnasium's environment, and everything else one of EnvPool's that shows others."""
+    """Raise where a command plays Gymnasium's environment, and a run would train in EnvPool's, which differs."""
     plain = names.parse_env_name(name).plain
     if strip_version(plain) in OBSERVED_DIFFERENTLY and _uses_envpool(name, "auto"):
         raise UsageError(
-            f"{command} is of Gymnasium's {plain}, which observes other numbers than EnvPool's, to train in: "
-            "name a function of your own that makes it, FILE.py:FUNCTION"
+            f"{command} is played in Gymnasium's {plain}, and a run trains in EnvPool's, whose observations differ: "
+            "name a function of your own that makes Gymnasium's, FILE.py:FUNCTION"
         )
 
 

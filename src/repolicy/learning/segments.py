@@ -135,6 +135,7 @@ class Segments:
         worker.begin(self.make_collector(envs, stream), stream, deployed_collector)
 
     def seed_modules(self) -> None:
+        """Seed the generators from which a user's own add-on or environment may draw, by (seed, segment, rank)."""
         stream = Stream.MODULES + self.team.index
         seed_modules(derived_seed(self.worker.settings.seed, self.segment, stream))
 

@@ -10,7 +10,7 @@ mistakes (DAgger). The planner continues from its previous plan in either case.
 
 import hashlib
 from contextlib import closing
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ SEARCH = {
 }  # fmt: skip
 SHAPE = {
     "format": int, "prior": str, "request": {"env": str, "addons": [str]}, "omega": float, "states": float,
-    "value": bool, "may_end?": bool, "learned?": bool, "search": SEARCH,
+    "value": bool, "learned?": bool, "search": SEARCH,
 }  # fmt: skip
 
 
@@ -59,7 +59,6 @@ def save_planner(made: Planned, folder: Path) -> None:
         "omega": made.score.omega,
         "states": made.score.states,
         "value": made.score.value is not None,
-        "may_end": made.score.may_end,
         "learned": isinstance(made.model, LearnedModel),
         "search": {name: value for name, value in asdict(made.search).items() if value is not None},
     }
@@ -85,8 +84,6 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
         folder / PRIOR, addons, env=env, omega=values["omega"], states=values["states"], value=values["value"],
         search=search, learned=values.get("learned", False),
     )  # fmt: skip
-    # It is stored, as without a price on states it is counted in fewer episodes.
-    made = replace(made, score=replace(made.score, may_end=values.get("may_end", made.score.may_end)))
     return OpenedPolicy(str(folder), made, folder, made.saved.policy, values, made.notes)
 
 
