@@ -222,17 +222,18 @@ def evaluate(
         limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
     """
     env = None if env is None else env_name(env)
-    if isinstance(agent, str | Path):
-        opened = open_policy_in_env(env, agent, Options(), trust)
-        agent, prior = cast(Agent, opened.agent), prior or opened.prior
+    opened = open_policy_in_env(env, agent, Options(), trust) if isinstance(agent, str | Path) else None
+    agent = cast(Agent, agent if opened is None else opened.agent)
+    check_is_agent(agent, "the first argument")
+    if isinstance(agent, ConditionedPolicy):
+        raise UsageError(agent.missing_dials_message())
+    if opened is not None:
+        prior = prior or opened.prior
         env = env or env_from_card(opened.card, opened.path, trust)
         backend = backend_from_card(opened.card, env, backend)
         if limits is None and addon is None:  # all that the file's run was judged by
             limits = fitting_limits(agent, opened.card, opened.path, env, backend, trust)
         addon = fitting_addon(opened.card, opened.path, env, trust) if addon is None else addon
-    check_is_agent(agent, "the first argument")
-    if isinstance(agent, ConditionedPolicy):
-        raise UsageError(agent.missing_dials_message())
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):
