@@ -79,10 +79,12 @@ def test_a_dry_run_changes_nothing(
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
-@pytest.mark.parametrize("batches", [1, 2])
-def test_a_dry_run_is_what_the_first_step_logs(build: Callable[..., Any], kind: str, batches: int) -> None:
-    """However many batches a step is made of."""
-    more = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": batches, "max_steps": 1}
+@pytest.mark.parametrize(("batches", "how"), [(1, {}), (2, {}), (1, {"bf16": True})])
+def test_a_dry_run_is_what_the_first_step_logs(
+    build: Callable[..., Any], kind: str, batches: int, how: dict[str, Any]
+) -> None:
+    """However many batches a step is made of, and in bfloat16, too."""
+    more = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": batches, "max_steps": 1, **how}
     ours = build(kind, **more, logging_steps=1, logging_strategy="steps")
     torch.manual_seed(5)
     found = ours.dry_run()
@@ -103,6 +105,16 @@ def test_a_dry_run_tells_the_gradient_without_the_scale_of_fp16(build: Callable[
     scaled.accelerator.scaler.scale(torch.zeros(1))  # which begins it
     assert scaled.accelerator.scaler.get_scale() == 65536
     assert scaled.dry_run() == pytest.approx(plain.dry_run(), rel=1e-5)
+
+
+def test_a_dry_run_takes_no_more_memory_than_a_step(build: Callable[..., Any]) -> None:
+    ours, seen = build("dpo", max_steps=1, gradient_checkpointing=True), list[bool]()
+    ours.model.model.register_forward_hook(lambda model, *_: seen.append(model.layers[0].gradient_checkpointing))
+    ours.dry_run()
+    assert seen == [True]
+    assert not ours.model.model.layers[0].gradient_checkpointing
+    ours.train()
+    assert seen == [True, True]
 
 
 def test_a_dry_run_under_deepspeed_is_refused(build: Callable[..., Any]) -> None:

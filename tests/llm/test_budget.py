@@ -198,6 +198,13 @@ def test_through_rloo(rloo: Callable[..., Any], named: Callable[[PriorBudget], l
         (rloo_settings(residual(0.2, 0.2)), r"reward_weights ends in 0, .* rloo_settings\(objective, budget=True\)"),
         ({"beta": 0.1}, "beta is 0.1; it must be 0.2"),
         ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
+        ({"reward_clip_range": [-1.0, 1.0]}, r"reward_clip_range is \[-1.0, 1.0\]; it must be None"),
+        ({"sync_ref_model": True}, "sync_ref_model is True; it must be False"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions is True; it must be False"),
+        ({"top_p": 0.9}, "top_p is 0.9; it must be 1.0"),
+        ({"top_k": 2}, "top_k is 2; it must be 0"),
+        ({"min_p": 0.1}, "min_p is 0.1; it must be None"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty is 1.1; it must be 1.0"),
         ({"callbacks": lambda _: None}, "give the trainer callbacks=budget.callbacks"),
     ],
 )

@@ -224,8 +224,10 @@ class ObjectiveMixin:
         trainer: Any = self
         if trainer.is_deepspeed_enabled:
             raise UsageError("DeepSpeed begins with the training: make the dry run without it")
-        with _state_preserved(trainer):
+        with _state_preserved(trainer), trainer.accelerator.autocast():  # a step has its forward pass in autocast
             trainer.before_first_step()
+            if trainer.args.gradient_checkpointing:
+                trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
             steps = trainer.args.gradient_accumulation_steps
             trainer.current_gradient_accumulation_steps = steps
             batches, items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), steps, trainer.args.device)
@@ -335,3 +337,5 @@ def _state_preserved(trainer: Any) -> Iterator[None]:
         trainer.memory.values.update(memory_values)
         trainer.model.zero_grad(set_to_none=True)
         trainer.model.train(is_training)
+        if trainer.args.gradient_checkpointing:
+            trainer.model.gradient_checkpointing_disable()

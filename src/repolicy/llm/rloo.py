@@ -33,8 +33,15 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
         "beta": objective.alpha,
         "reward_weights": [1.0] * addons + [1.0 if budget else objective.omega - objective.alpha],
         "normalize_advantages": False,
-        "temperature": 1.0,
+        "reward_clip_range": None,
+        "mask_truncated_completions": False,
+        "sync_ref_model": False,
         "disable_dropout": True,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
     }
 
 
