@@ -267,6 +267,8 @@ def test_a_prior_goes_from_the_cpu_to_the_trainers_device(
     log_extra = MethodType(print, SimpleNamespace(accelerator=SimpleNamespace(**device)))
     log_prior(prompts=["."], completion_ids=[[1, 0]], log_extra=log_extra)
     assert devices == ["meta", "meta"]
+    with pytest.raises(UsageError, match="the rows have images"):
+        log_prior(prompts=["."], completion_ids=[[1, 0]], images=["a.png"])
 
 
 def test_the_prior_answers_prompts_as_the_trainer_writes_them(

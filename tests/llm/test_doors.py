@@ -70,6 +70,7 @@ BEST = {
 }
 NOISE = {"neftune_noise_alpha": 5.0, "peft_config": ADAPTER}
 PAIR = {"prompt": ".", "chosen": "e", "rejected": "a"}
+PICTURE = {"train_dataset": [{"prompt": ".", "image": "a.png"}] * 8}
 NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion": "e"}
 
 
@@ -110,6 +111,8 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),
         ("grpo", BOTH, FEW | {"use_transformers_continuous_batching": True}, "transformers' generation: no use_vllm"),
         ("grpo", BOTH, FEW | {"rollout_func": print}, "continuous batching, rollout_func"),
+        ("grpo", BOTH, FEW | PICTURE, "the prior would read the prompts without them"),
+        ("grpo", BOTH, {"budget": 1.0, **PICTURE}, "the rows have images"),
         ("grpo", BOTH, FEW | {"tools": [print]}, "with tools or environments the prior writes in turns"),
         ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "temperature is 2.0"),
         ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),

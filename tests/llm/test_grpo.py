@@ -16,7 +16,7 @@ from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.grpo_trainer import split_tensor_dict
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
-from repolicy.errors import NumericError
+from repolicy.errors import NumericError, UsageError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.grpo import COMMON_DIVISOR_LOSSES
@@ -156,6 +156,9 @@ def test_a_share_of_every_group_is_the_priors(build: Callable[..., Any]) -> None
     assert ours.model_wrapped is ours.model
     ours.model.eval()
     assert all(set(row) == {3} for row in ours._generate_single_turn([[0]] * 4, None, {}, 4)[0])
+    ours.model.train()
+    with pytest.raises(UsageError, match="adds token_type_ids to prompts"):
+        ours._generate_single_turn([[0]] * 8, None, {"token_type_ids": [[0]] * 8}, 4)
 
 
 @pytest.mark.parametrize(("training", "own"), [(True, [1, 2, 3, 5, 6, 7]), (False, range(8))])

@@ -25,7 +25,9 @@ from repolicy.llm.mixins import ObjectiveMixin, ObjectiveSettings
 from repolicy.llm.requirements import (
     NO_REFERENCE_SYNC,
     checked_rewards,
+    first_row,
     require_enough_prompts,
+    require_no_images,
     require_saved_path,
     require_settings,
 )
@@ -119,6 +121,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
             check_budget(args.budget, self.objective)
             check_counts(budget_samples=args.budget_samples)
         self.check_inputs(model, train_dataset, others.get("eval_dataset"))
+        if train_dataset is not None and (args.prior_share or args.budget is not None):
+            require_no_images(first_row(train_dataset))
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
         args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference only if beta is not 0 ...
@@ -193,18 +197,23 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         """Whether any reward function judged a response `[N]`, for all ranks; the other responses are ignored."""
         return ~self._rewards.isnan().all(1)
 
-    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Generate as TRL does; with a `prior_share`, the prior writes the first rows of every group."""
         generate = super()._generate_single_turn
         if not self._prior_rows:
-            return generate(prompt_ids, *args, **kwargs)
+            return generate(prompt_ids, images, multimodal_fields, *args, **kwargs)
+        if multimodal_fields:
+            added = ", ".join(multimodal_fields)
+            raise UsageError(f"the model's processor adds {added} to prompts; prior_share would lose it: leave it out")
 
         def write(rows: list[int]) -> dict[int, Any]:
             """Return responses by row, written by the model that TRL generates with now."""
             if not rows and not self.is_sharded:
                 return {}
             # Where the weights are shared out, a rank without rows must write along, and what it writes is dropped.
-            responses, *_ = generate([prompt_ids[row] for row in rows or [0]], *args, **kwargs)
+            responses, *_ = generate([prompt_ids[row] for row in rows or [0]], None, {}, *args, **kwargs)
             return dict(zip(rows, responses, strict=False))
 
         rows = range(len(prompt_ids))

@@ -122,6 +122,13 @@ def require_columns(dataset: Any, required: tuple[str, ...]) -> None:
                 raise UsageError(f"{column} is null in row {row} (the first is 0) of the dataset: filter it out")
 
 
+def require_no_images(columns: Iterable[str]) -> None:
+    """Raise if rows of these columns have images, which the prior would not see."""
+    if {"image", "images"} & {*columns}:
+        remedy = "leave out prior_share and budget, and for TRL's RLOO use ResidualGRPOTrainer"
+        raise UsageError(f"the rows have images, and the prior would read the prompts without them: {remedy}")
+
+
 def require_labels(labels: Any) -> None:
     """Raise if a label is not 0 or 1 (false or true)."""
     for value in labels:

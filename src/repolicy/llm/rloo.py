@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from repolicy.errors import UsageError, in_one_sentence
+from repolicy.llm.requirements import require_no_images
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported
 
@@ -51,7 +52,10 @@ def prior_reward(prior: Any, tokenizer: Any) -> Callable[..., list[float]]:
     A prior on the CPU is moved to the trainer's device.
     """
 
-    def log_prior(prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **_: Any) -> list[float]:
+    def log_prior(
+        prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **columns: Any
+    ) -> list[float]:
+        require_no_images(columns)
         trainer = getattr(log_extra, "__self__", None)  # TRL passes a method of the trainer to reward functions
         template = getattr(trainer, "chat_template_kwargs", None)  # TRL encodes the prompts with them
         if trainer is not None and prior.device.type == "cpu":
