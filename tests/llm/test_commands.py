@@ -22,7 +22,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.mixing import SAMPLING, sample
 from repolicy.llm.mixins import checksum
-from repolicy.llm.models import MEASURES, call_reward, evaluate, load_tuned, render_page, with_intervals
+from repolicy.llm.models import MEASURES, call_reward, evaluate, generate, load_tuned, render_page, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
@@ -84,6 +84,31 @@ def test_a_trained_model_says_what_it_was_trained_for(
         assert named in failed(capsys, "llm", *asked, "--prior", tmp_path / "other")
     words[1] = tuned["high"]
     assert "that adapter's folder is the prior" in failed(capsys, "llm", *words, "--prior", tmp_path / "other")
+
+
+def test_a_chat_is_written_as_in_training(
+    build: Callable[..., Any], prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a template with a switch, which the training had off; where it is on the prompt is longer."""
+    shutil.copytree(prior, tmp_path / "prior")
+    chat = AutoTokenizer.from_pretrained(prior)
+    chat.chat_template = "{{ '.' if thinking is defined and not thinking else '.a' }}"
+    chat.save_pretrained(tmp_path / "prior")
+    folders = []
+    for name, omega, template in (("off", 0.3, {"thinking": False}), ("on", 0.4, None)):
+        folders.append(str(tmp_path / name))
+        build("grpo", residual(omega, 0.2), chat_template_kwargs=template).save_model(folders[-1])
+    seen: list[list[int]] = []
+    monkeypatch.setattr(
+        "repolicy.llm.models.sample", lambda _, __, prompts, *___, **____: seen.extend(prompts) or [[0]] * len(prompts)
+    )
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "a"}]}) + "\n")
+    for named in folders:
+        generate([named], str(tmp_path / "prior"), ["a"], omega=0.3, chat=True)
+        evaluate([named], str(tmp_path / "prior"), tmp_path / "p.jsonl", REWARD, responses=1)
+    assert [len(ids) for ids in seen] == [1, 1, 1, 2, 2, 2]
+    with pytest.raises(UsageError, match=r"chat_template_kwargs \{'thinking': False\} and .* with \{\}"):
+        generate(folders, str(tmp_path / "prior"), ["a"], omega=0.3, chat=True)
 
 
 def test_estimates_are_near_the_exact_values(

@@ -193,6 +193,8 @@ class ObjectiveMixin:
             "prior_checksum": checksum(prior) if reads_prior and is_whole else None,
             "method": type(self).__name__,
         }
+        if getattr(self.args, "chat_template_kwargs", None):
+            self.identity["chat_template_kwargs"] = self.args.chat_template_kwargs
         fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
         fixed |= {name: getattr(self.args, name) for name in self.FIXED_SETTINGS}
         self.memory = Memory(fixed, {}, self.before_first_step)

@@ -102,8 +102,10 @@ def read_identity(name: str) -> dict[str, Any]:
     identity = read_json(file)
     try:
         residual(identity["omega"], identity["alpha"])  # raises if one of them is no valid weight
+        dict(**identity.get("chat_template_kwargs", {}))
     except (KeyError, TypeError, UsageError) as error:
-        raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
+        problem = "it does not say omega and alpha, each 0 or greater, or its chat_template_kwargs have no names"
+        raise FileError(f"{file} is damaged: {problem}") from error
     if identity.get("method") == "QAdapterTrainer":
         raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
     return dict(identity)
@@ -124,6 +126,17 @@ def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
             continue
         config = _load(lambda name=name: AutoConfig.from_pretrained(name), name)
         require_same_vocabulary(prior.config, config, name)
+
+
+def read_template(models: Sequence[str]) -> dict[str, Any]:
+    """Return the chat_template_kwargs that the models were trained with; raise if those of two models differ."""
+    known = {name: identity.get("chat_template_kwargs", {}) for name in models if (identity := read_identity(name))}
+    first = next(iter(known), "")
+    for name, template in known.items():
+        if template != known[first]:
+            problem = f"{first} was trained with chat_template_kwargs {known[first]} and {name} with {template}"
+            raise UsageError(f"{problem}: the two read a chat as other prompts, so name one of them at a time")
+    return known.get(first, {})
 
 
 def read_objective(name: str, trained_at: str | None) -> Objective:
@@ -164,6 +177,7 @@ def generate(
     coefficients = mixture(anchors, omega, alpha)  # which raises before a model is loaded
     prior_model, tokenizer = load_prior(prior)
     require_tuned_from(prior_model, models)
+    template = read_template(models) if chat else None
     tuned = []
     for index, name in enumerate(models):
         prior_model, model = load_tuned(name, prior_model, index)
@@ -172,7 +186,7 @@ def generate(
     messages = [[{"role": "user", "content": prompt}] if chat else prompt for prompt in repeated]
     torch.manual_seed(seed)
     generator = dialed_generator(prior_model, tuned, coefficients)
-    responses = sample(generator, tokenizer, [prompt_ids(tokenizer, each) for each in messages], tokens)
+    responses = sample(generator, tokenizer, [prompt_ids(tokenizer, each, template) for each in messages], tokens)
     texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
     return [{"prompt": prompt, "text": text} for prompt, text in zip(repeated, texts, strict=True)]
 
@@ -212,6 +226,8 @@ def evaluate(
     prior_model, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
     require_tuned_from(prior_model, models)
+    template = read_template(models) if not all(isinstance(row["prompt"], str) for row in rows) else None
+    ids = [prompt_ids(tokenizer, row["prompt"], template) for row in repeated]
     results: list[dict[str, Any]] = []
     samples: list[list[str]] = []  # for each model, its first response to every prompt
     for index, name in enumerate((None, *models)):
@@ -223,7 +239,7 @@ def evaluate(
         torch.manual_seed(seed)
         # The views have no name here, which would keep a model in memory while the next is loaded.
         measures, texts = measure(
-            model_view(prior_model, model), model_view(prior_model, None), tokenizer, repeated, reward_func, tokens
+            model_view(prior_model, model), model_view(prior_model, None), tokenizer, repeated, ids, reward_func, tokens
         )
         by_prompt = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
         results.append(result | with_intervals(by_prompt))
@@ -233,10 +249,15 @@ def evaluate(
 
 
 def measure(
-    model: ModelView, prior: ModelView, tokenizer: Any, rows: list[dict[str, Any]], reward_func: Any, tokens: int
+    model: ModelView,
+    prior: ModelView,
+    tokenizer: Any,
+    rows: list[dict[str, Any]],
+    prompts: list[list[int]],
+    reward_func: Any,
+    tokens: int,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Generate one response for each row; return its measures, each `[N]`, and the responses as text."""
-    prompts = [prompt_ids(tokenizer, row["prompt"]) for row in rows]
+    """Generate one response for each row, whose prompt has these ids; return its measures, each `[N]`, and texts."""
     with model.adapter():
         responses = sample(model.model, tokenizer, prompts, tokens, **SAMPLING)
         pairs = list(zip(prompts, responses, strict=True))
