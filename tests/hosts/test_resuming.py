@@ -84,6 +84,38 @@ def test_each_cause_is_found_and_no_other(cause: Change, sentence: str, tmp_path
     assert found.startswith(sentence)
 
 
+def as_version_2(checkpoint: dict[str, Any]) -> None:
+    """The statistics stand beside the model."""
+    actor = checkpoint.pop("actor_state_dict")
+    statistics = {name.split(".")[1]: part for name, part in actor.items() if "normalizer" in name}
+    model = {name.replace("mlp", "actor"): part for name, part in actor.items() if "normalizer" not in name}
+    checkpoint |= {"model_state_dict": model, "obs_norm_state_dict": statistics}
+
+
+def as_version_3(checkpoint: dict[str, Any]) -> None:
+    """Actor and critic stand in one dict, with a normalizer each."""
+    actor, critic = checkpoint.pop("actor_state_dict"), checkpoint.pop("critic_state_dict")
+    named = {f"actor_{name}".replace("actor_mlp", "actor"): part for name, part in actor.items()}
+    checkpoint["model_state_dict"] = named | {f"critic_{name}": part for name, part in critic.items()}
+
+
+@pytest.mark.parametrize("layout", [as_version_2, as_version_3])
+def test_statistics_of_older_checkpoints_are_the_actor_s(layout: Change, tmp_path: Path) -> None:
+    def saved_as(name: str, change: Change) -> Path:
+        def both(checkpoint: dict[str, Any]) -> None:
+            gone_on(checkpoint)
+            change(checkpoint)
+            layout(checkpoint)
+
+        return saved(tmp_path / name, both)
+
+    before = read_checkpoint(saved(tmp_path / "before.pt", layout))
+    assert causes(read_checkpoint(saved_as("good.pt", lambda checkpoint: None)), before) == []
+    moved = read_checkpoint(saved_as("moved.pt", filled("obs_normalizer._mean", 2.0)))
+    [found] = causes(moved, before)
+    assert found.startswith("the statistics of observations moved")
+
+
 def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: Path) -> None:
     before, now = (saved(tmp_path / name) for name in ("before.pt", "now.pt"))
     [found] = causes(read_checkpoint(now), read_checkpoint(before))

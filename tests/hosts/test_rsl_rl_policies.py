@@ -44,6 +44,27 @@ def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
     from_repolicy(back, actor)  # at the bound, and so not beyond it
 
 
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+@pytest.mark.parametrize("network", ["mlp", "lstm"])
+def test_a_checkpoint_of_rsl_rl_4_is_a_prior(network: str, std_type: str, tmp_path: Path) -> None:
+    """There the std had no distribution before its name."""
+    trained = runner(network, distribution={"std_type": std_type, "init_std": 0.3})
+    saved = trained.alg.save()
+    saved["actor_state_dict"] = {
+        name.replace("distribution.", "").replace("_param", ""): part
+        for name, part in saved["actor_state_dict"].items()
+    }
+    torch.save(saved | {"iter": 0, "infos": None}, tmp_path / "model_0.pt")
+    ours = runner(network, residual(str(tmp_path / "model_0.pt")), seed=1, distribution={"std_type": std_type}).alg
+    observations, actions = {"policy": torch.randn(40, SIZE)}, torch.randn(40, ACTIONS)
+    with torch.no_grad():
+        trained.alg.actor(observations, stochastic_output=True)
+        wanted = trained.alg.actor.get_output_log_prob(actions)
+        torch.testing.assert_close(ours.prior.score_batch(observations, actions)[0], wanted)
+        ours.actor(observations, stochastic_output=True)
+        torch.testing.assert_close(ours.actor.get_output_log_prob(actions), wanted)
+
+
 def test_a_std_that_the_actor_would_cut_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range of 0.9 to 2: widen it"):
         from_repolicy(small_policy(), runner(distribution={"std_range": [0.9, 2.0]}).alg.actor)

@@ -48,6 +48,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
+    beside = loaded.get("obs_norm_state_dict") or {}  # before rsl_rl 3
+    actor = {**actor, **{f"normalizer.{name}": part for name, part in beside.items()}}
     agent = agent_settings(path)
     [bonus] = parse_numbers(agent, "entropy_coef", "0")
     adapts = (loaded.get("residual") or {}).get("moved") is not None or agent.get("schedule") == "adaptive"
@@ -67,7 +69,7 @@ def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, ada
     normalizer, others = Tensors(), Tensors()  # by the last part of their names
     for name, part in actor.items():
         tensors = normalizer if "normalizer" in name else others
-        tensors[name.rpartition(".")[2].lstrip("_")] = np.asarray(part)
+        tensors.setdefault(name.rpartition(".")[2].lstrip("_"), np.asarray(part))  # a critic's come after the actor's
     std = next((others[name] for name in ("std", "std_param") if name in others), None)
     log_std = next((others[name] for name in ("log_std", "log_std_param") if name in others), None)
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None

@@ -26,6 +26,7 @@ from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
 
 from rsl_rl.utils import resolve_nn_activation  # isort: skip  # after ours, which say what to install where it is missing
 
+NAMES_SINCE_5 = {"std": "distribution.std_param", "log_std": "distribution.log_std_param"}  # by those of rsl_rl 4
 DEFAULT_RANGES = {"std_range": STD_RANGE, "action_range": "-1.0, 1.0"}  # rsl_rl's, for settings of a distribution
 
 
@@ -156,4 +157,6 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
         if part.dtype.kind == "f" and not np.isfinite(part).all():
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
     steps = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
-    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}, int(steps)
+    names = {name: NAMES_SINCE_5.get(str(name), str(name)) for name in actor}
+    weights = {names[name]: torch.from_numpy(np.array(part)) for name, part in actor.items()}
+    return weights, int(steps)
