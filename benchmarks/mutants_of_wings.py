@@ -114,7 +114,6 @@ WINGS = [
     Mutant("llm/dpo.py", "return ratio * chosen, ratio * rejected", "return chosen, rejected", LLM["dpo"], "omega has no effect"),
     Mutant("llm/dpo.py", "self.args.offset_rate * slope", "-self.args.offset_rate * slope", LLM["cross_entropy"], "the offset moves the wrong way"),
     Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),
-    Mutant("llm/grpo.py", 'batch["row"].argsort()', 'torch.arange(len(batch["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
     Mutant("llm/rloo.py", "objective.omega - objective.alpha]", "objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
     Mutant("llm/dpo.py", "if not self.accelerator.sync_gradients:", "if False:", LLM["doors"], "the offset moves at every micro-batch"),
     Mutant("llm/mixing.py", "[tokenizer.eos_token_id, *configured]", "[tokenizer.eos_token_id]", LLM["grpo"], "responses run on behind their end"),

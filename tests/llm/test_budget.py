@@ -293,6 +293,15 @@ def test_the_prior_answers_prompts_as_the_trainer_writes_them(
     assert handed == [off, off]
 
 
+def test_a_generation_moves_omega_once(grpo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a step uses it twice."""
+    moves: list[int] = []
+    monkeypatch.setattr("repolicy.llm.grpo.move_omega", lambda *given: moves.append(given[-1].global_step) or 0.0)
+    twice = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}
+    grpo(budget=1.0, budget_samples=2, max_steps=2, **twice).train()
+    assert moves == [0, 1]
+
+
 def test_an_evaluation_moves_no_weight(rloo: Callable[..., Any]) -> None:
     trainer, budget = rloo()
     trainer.model.eval()

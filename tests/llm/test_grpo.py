@@ -26,16 +26,10 @@ from repolicy.objective import Objective, greedy, kl, residual
 
 
 def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
-    """A generation batch as the loss has seen it."""
+    """A generation batch, with its advantages."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    output = trainer._generate_and_score_completions([{"prompt": "."}] * rows)
-    if "row" in output:  # as TRL does before the loss
-        order = torch.randperm(rows)
-        output = {
-            key: value[order] if torch.is_tensor(value) and value.ndim else value for key, value in output.items()
-        }
-    trainer.compute_loss(trainer.model, output)
+    output: dict[str, Any] = trainer._generate_and_score_completions([{"prompt": "."}] * rows)
     return output
 
 
@@ -56,8 +50,6 @@ def test_advantages_are_the_pure_function(
     ours = build("grpo", objective, **more)
     perturbed(ours.model, 0.1)
     output = scored(ours)
-    order = output["row"].argsort() if "row" in output else torch.arange(8)
-    output = {key: output[key][order] for key in ("completion_ids", "completion_mask", "advantages")}
     rows, mask = written(output), output["completion_mask"]
     assert output["advantages"].shape == mask.shape
     policy, reference = (
@@ -97,14 +89,20 @@ def kept_scores(ours: Any) -> list[torch.Tensor]:
 def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> None:
     """TRL takes `[B, T]`: the loss's gradient in the log-probabilities is the advantages, over B · max length."""
     ours = build("grpo")
-    ours.model.train()
-    ours.current_gradient_accumulation_steps = 1
-    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    output = scored(ours)
     kept = kept_scores(ours)
     loss = ours.compute_loss(ours.model, output)
     (slope,) = torch.autograd.grad(loss, kept[0])
     mask = output["completion_mask"]
     assert torch.allclose(slope, -output["advantages"] * mask / (8 * 4), atol=1e-7)
+
+
+def test_the_table_of_completions_shows_the_advantages_of_the_loss(build: Callable[..., Any]) -> None:
+    """Those of the first token, which every response has."""
+    ours = build("grpo", residual(0.6, 0.2))
+    perturbed(ours.model, 0.1)
+    found = [scored(ours, rows)["advantages"][:, 0] for rows in (4, 8, 4)]
+    assert [*ours._logs["advantages"]] == torch.cat(found)[-8:].tolist()
 
 
 @pytest.mark.parametrize("loss", COMMON_DIVISOR_LOSSES)
@@ -171,8 +169,6 @@ def test_what_is_logged_is_of_the_policys_own_responses(
     ours.model.train(training)
     ours.current_gradient_accumulation_steps = 1
     output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
-    if training:
-        ours.compute_loss(ours.model, output)
     ids = [written(output)[row] for row in own]
     text = AutoTokenizer.from_pretrained(prior).batch_decode(ids, skip_special_tokens=True)
     policy, reference = (log_probs(model, ids).mean().item() for model in (ours.model, load(prior)))
@@ -243,9 +239,7 @@ def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..
     ours.memory.values |= known
     perturbed(ours.model, 0.1)
     output = scored(ours)
-    first = output["row"] == 0
-    order = output["row"].argsort()
-    ids = [written(output)[row] for row in order]
+    ids = written(output)
     text = AutoTokenizer.from_pretrained(prior).batch_decode(ids, skip_special_tokens=True)
     policy, reference = (log_probs(model, ids) for model in (ours.model, load(prior)))
     each = {"kl": policy - reference, "prior": 0.3 * reference, "entropy": -0.2 * policy, "spent": -2.0 - reference}
@@ -256,8 +250,8 @@ def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..
     move_omega(known, 0.2, judged, 1.0, ours.args.budget_rate, ours.state)
     assert ours.memory.values == pytest.approx(known, abs=1e-5)
     assert known["omega"] != 0.3
-    assert not output["advantages"][first].any()
-    assert output["advantages"][~first].abs().sum() > 0
+    assert not output["advantages"][0].any()
+    assert output["advantages"][1:].abs().sum() > 0
     assert output["advantages"].isfinite().all()
 
 

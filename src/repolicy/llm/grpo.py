@@ -115,7 +115,6 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         args = self.resolve_settings(objective, args)
         self._rewards = torch.empty(0)  # of the latest generation on all ranks, [N, reward functions]
-        self._pending_batch: dict[str, Any] | None = None  # inputs of the loss that have no token advantages yet
         check_grpo(self.objective, args, others)
         if args.budget is not None:
             check_budget(args.budget, self.objective)
@@ -252,35 +251,10 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         finally:
             self.beta = 0.0
         log_policy = output.get("old_per_token_logps")
-        if log_policy is None and self.model.training and self.args.steps_per_generation == 1:
-            output["row"] = torch.arange(len(output["advantages"]), device=output["advantages"].device)
-            return output  # the loss will score these rows with these weights, so the advantages wait for it
-        if log_policy is None:
-            log_policy = output["old_per_token_logps"] = self._log_policy(output)
+        if log_policy is None:  # the loss then takes its own log-probabilities for the old ones
+            log_policy = self._log_policy(output)
         output["advantages"] = self._advantages(log_policy, output.pop("ref_per_token_logps", None), _mask(output))
         return output
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Return TRL's loss. Token advantages that are pending are computed when the loss scores its tokens."""
-        self._pending_batch = inputs if "row" in inputs else None
-        try:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        finally:
-            self._pending_batch = None
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Score tokens as TRL does, and compute pending advantages from the loss's own log-probabilities."""
-        scores = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        batch, self._pending_batch = self._pending_batch, None
-        if batch is not None:
-            # TRL has shuffled the rows. A group is contiguous only in their first order.
-            order = batch["row"].argsort()
-            log_prior = batch["ref_per_token_logps"][order] if "ref_per_token_logps" in batch else None
-            advantages = self._advantages(scores[0].detach()[order], log_prior, _mask(batch)[order])
-            batch["advantages"] = advantages[batch["row"]]
-        return scores
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Return advantages of this rank's rows `[B, T]`. Returns are gathered: a group may be on several ranks."""
@@ -304,7 +278,12 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         # Ranks may have responses of different lengths, and only equal shapes can be gathered.
         returns, padded_mask = (self.accelerator.pad_across_processes(each, dim=1) for each in (returns, mask))
         returns, padded_mask = self.accelerator.gather(returns), self.accelerator.gather(padded_mask)
-        return leave_one_out(returns, padded_mask, self._group_size)[local, : mask.shape[1]]
+        advantages = leave_one_out(returns, padded_mask, self._group_size)
+        shown, table = advantages[:, 0].tolist(), self._logs["advantages"]  # of completions; TRL's are the add-on's own
+        kept = [*table][: -len(shown)]
+        table.clear()
+        table.extend([*kept, *shown])
+        return advantages[local, : mask.shape[1]]
 
     @torch.no_grad()
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
