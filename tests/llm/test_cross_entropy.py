@@ -52,6 +52,12 @@ def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     assert torch.allclose(base._log_policy(base.model, batch)[0], base.log_prior(base.model, batch)[0], atol=1e-6)
 
 
+def test_the_margin_is_logged_as_of_pairs(trainer: Callable[..., Any]) -> None:
+    logged = trainer(residual(0.3, 0.2)).dry_run()
+    expected = logged["rewards/chosen"] - logged["rewards/rejected"]
+    assert logged["rewards/margins"] == pytest.approx(expected, abs=1e-6)
+
+
 def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     """With a policy that hardly moves, the offset goes where good responses are as frequent as the loss expects."""
     ours = trainer(

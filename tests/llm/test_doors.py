@@ -170,6 +170,7 @@ def test_the_loss_that_balances_experts_is_added_as_trl_adds_it(build: Build, pr
         ours = build(kind, **given, router_aux_loss_coef=weight)
         batch = first(ours, 4)
         losses.append(ours.compute_loss(ours.model, batch).item())
+        assert not weight or ours.metrics["aux_loss"][-1] > 0.5
     one, two = losses[1] - losses[0], losses[2] - losses[0]
     assert one > 0.5
     assert two == pytest.approx(2 * one, rel=1e-4)
@@ -294,6 +295,15 @@ def test_a_packed_prior_has_no_checksum(build: Build, prior: Path, kind: str) ->
     model = load(prior)
     model.is_quantized, model.hf_quantizer = True, SimpleNamespace(is_trainable=True)
     assert build(kind, model=model, peft_config=ADAPTER).identity["prior_checksum"] is None
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+def test_a_card_says_how_the_model_was_trained(build: Build, kind: str) -> None:
+    ours = build(kind, peft_config=ADAPTER)
+    ours.create_model_card(model_name="mine")
+    card = (Path(ours.args.output_dir) / "README.md").read_text()
+    assert f"This model was trained with {type(ours).__name__}" in card
+    assert ("introduced in [Residual Policy Gradient" in card) == (kind != "q")
 
 
 def test_checksum_is_of_the_weights(prior: Path) -> None:

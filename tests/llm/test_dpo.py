@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from repolicy import llm
 from repolicy.errors import UsageError
+from repolicy.llm.dpo import COVERED_LOSSES
 from repolicy.llm.losses import implicit_reward
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
@@ -20,9 +21,11 @@ from repolicy.objective import Objective, greedy, kl, residual
 STALE = {"ref_chosen_logps": -100.0, "ref_rejected_logps": 0.0}
 
 
-def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any]) -> None:
-    stock = build("stock dpo", None, beta=0.3, max_steps=3)
-    ours = build("dpo", kl(0.3), max_steps=3)
+@pytest.mark.parametrize("loss", COVERED_LOSSES)
+def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any], loss: str) -> None:
+    more = {"max_steps": 3, "loss_type": loss, "label_smoothing": 0.1 if loss in ("robust", "exo_pair") else 0.0}
+    stock = build("stock dpo", None, beta=0.3, **more)
+    ours = build("dpo", kl(0.3), **more)
     start = weights(stock)
     assert torch.equal(start, weights(ours))
     stock.train()

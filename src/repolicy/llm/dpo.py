@@ -27,7 +27,7 @@ MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
 FLAT_MARGIN = 4.0  # beyond this margin, a pair's gradient is below 2 % of the largest
 MAX_FLAT_SHARE = 0.2  # share of the pairs that may be beyond it without a warning
 # The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
-COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair")
+COVERED_LOSSES = ("sigmoid", "hinge", "robust", "exo_pair", "discopop", "bco_pair")
 
 
 @dataclass
@@ -183,6 +183,7 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         loss = losses.mean()
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+            self.metrics["aux_loss"].append(self.accelerator.gather_for_metrics(outputs.aux_loss).mean().item())
         if not return_outputs:
             return loss
         # `compute_metrics` needs logits, which the fused head did not return.
@@ -217,13 +218,16 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         """Log mean rewards and log-probabilities of good and of bad responses, over all ranks."""
         gather = self.accelerator.gather_for_metrics
         label, reward = gather((label, reward))
+        is_good = label == 1
         quantities = {"rewards": reward, "logps": gather(log_policy)}
         if log_prior is not None:
             quantities["prior_logps"] = gather(log_prior)
         for name, values in quantities.items():
-            for side, mask in (("chosen", label == 1), ("rejected", label == 0)):
+            for side, mask in (("chosen", is_good), ("rejected", ~is_good)):
                 if mask.any():
                     self.metrics[f"{name}/{side}"].append(values[mask].mean().item())
-        is_correct = (reward + self.offset > 0) == (label == 1)
+        if is_good.any() and not is_good.all():
+            self.metrics["rewards/margins"].append((reward[is_good].mean() - reward[~is_good].mean()).item())
+        is_correct = (reward + self.offset > 0) == is_good
         self.metrics["rewards/accuracies"].append(is_correct.float().mean().item())
         self.metrics["offset"].append(self.offset)

@@ -35,6 +35,7 @@ from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
 
 IDENTITY = "repolicy.json"  # the file beside a model that describes its training
+PAPER = {"title": "Residual Policy Gradient: A Reward View of KL-regularized Objective", "id": "2503.11019"}
 STORED_AS = "Remembered"  # the name of a `Memory` in a trainer's state
 
 
@@ -132,6 +133,7 @@ class ObjectiveMixin:
     SETTINGS_CLASS: type[Any]
     FIXED_SETTINGS: tuple[str, ...] = ()  # settings that a resumed run must have unchanged, besides the objective
     REQUIRED_COLUMNS: tuple[str, ...]  # of a dataset
+    _paper = PAPER
     objective: Objective
     identity: dict[str, Any]  # content of the file `IDENTITY`
     memory: Memory
@@ -199,6 +201,11 @@ class ObjectiveMixin:
         fixed |= {name: getattr(self.args, name) for name in self.FIXED_SETTINGS}
         self.memory = Memory(fixed, {}, self.before_first_step)
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # of transformers
+
+    @property
+    def _name(self) -> str:
+        """The method's name, on the card that TRL writes beside the model."""
+        return type(self).__name__
 
     @property
     def metrics(self) -> Any:

@@ -52,6 +52,7 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
 
     SETTINGS_CLASS, FIXED_SETTINGS = QAdapterConfig, ("chi",)
     REQUIRED_COLUMNS, REQUIRED_SETTINGS = ("chosen", "rejected"), REQUIRED_SETTINGS
+    _paper: dict[str, str] = {}  # noqa: RUF012 - the card names none: this is not quite the published one
 
     def __init__(self, model: Any, ref_model: Any = None, *arguments: Any, **others: Any) -> None:
         if others.get("peft_config") is None or ref_model is not None:
@@ -85,6 +86,7 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         self._log_rewards((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+            self.metrics["aux_loss"].append(self.accelerator.gather_for_metrics(outputs.aux_loss).mean().item())
         return (loss, outputs) if return_outputs else loss
 
     def _log_rewards(self, chosen: Tensor, rejected: Tensor) -> None:
