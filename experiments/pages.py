@@ -6,14 +6,15 @@ from pathlib import Path
 from statistics import mean
 
 from repolicy.files import read_bytes, write_bytes
+from repolicy.text import with_minus
 
 Tables = dict[str, Callable[[], str]]
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; a | in a cell is escaped."""
+    """Return a Markdown table; a | in a cell is escaped, and numbers have a true minus."""
     first, *others = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (headings, *rows))
-    return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {row} |" for row in others)])
+    return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {with_minus(row)} |" for row in others)])
 
 
 def blank_repeats(rows: Sequence[Sequence[str]]) -> list[list[str]]:

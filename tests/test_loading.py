@@ -50,7 +50,7 @@ def test_a_file_is_run_once_for_all_environments_of_a_batch(tmp_path: Path) -> N
 
 def test_figures_have_no_exponent() -> None:
     found = [format_digits(value, digits) for value, digits in ((-1460.4, 4), (284.0, 2), (0.01234, 2), (1234567.0, 2))]
-    assert found == ["-1,460", "280", "0.012", "1,200,000"]
+    assert found == ["−1,460", "280", "0.012", "1,200,000"]
 
 
 def test_a_number_behind_a_dot_is_no_suffix() -> None:

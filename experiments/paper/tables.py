@@ -10,6 +10,7 @@ from experiments.paper.claims import Finding, Verdict, examine_all
 from experiments.paper.results import SETTINGS, Results, Scores, describe_differences, shown_settings, total_cost
 from experiments.paper.runs import ALL_VARIANTS, EXTRA_VARIANTS, OWN_TASKS, TASKS, VARIANTS
 from experiments.statistics import bootstrap_interval, iqm
+from repolicy.text import with_minus
 
 NAMES = {
     "no_entropy": "No-Entropy",
@@ -206,9 +207,9 @@ def missing(results: Results) -> str:
 
 def format_number(value: float) -> str:
     if abs(value) >= 1e9:
-        return f"{value:.1e}".replace("-", "−").replace("e+", "e")
+        return with_minus(f"{value:.1e}").replace("e+", "e")
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f}".replace("-", "−")
+    return with_minus(f"{value:,.{digits}f}")
 
 
 def format_mean_std(values: tuple[float, float]) -> str:

@@ -129,6 +129,12 @@ class Evaluation:
                 known["kl_an_episode"] = Column("KL an episode", kl)
         return known
 
+    @property
+    def basis(self) -> str:
+        """What each number of a table is of, in words; one episode has no std."""
+        count = len(self.basic)
+        return f"{f'mean ± std over {count:,} episodes' if count > 1 else 'one episode'} {ACTIONS[self.action]}"
+
     def __repr__(self) -> str:
         episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
         lines = [f"{episodes} in {self.env} ({self.backend}){', mean ± std' * (len(self.basic) > 1)}:"]

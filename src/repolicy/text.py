@@ -38,6 +38,11 @@ def parse_number(text: str) -> float:
         return math.nan
 
 
+def with_minus(text: str) -> str:
+    """Return text for people, with a true minus before its numbers. What is copied or parsed keeps the hyphen."""
+    return re.sub(r"(?<!\w)-(?=[\d.])", "−", text)
+
+
 def format_count(number: int, what: str) -> str:
     """Return `1 episode` or `1,000 episodes`."""
     return f"{number:,} {what}{'s' * (number != 1)}"
@@ -45,7 +50,7 @@ def format_count(number: int, what: str) -> str:
 
 def format_digits(value: float, digits: int) -> str:
     """Format with this many significant digits and without an exponent: 1,460 and 280."""
-    return f"{float(f'{value:.{digits}g}'):,.12g}"
+    return with_minus(f"{float(f'{value:.{digits}g}'):,.12g}")
 
 
 def format_number(value: float, like: float | None = None, plus: bool = False) -> str:
@@ -57,7 +62,7 @@ def format_number(value: float, like: float | None = None, plus: bool = False) -
     if 1e-7 < size < 0.1:  # two significant digits; what is smaller is rounding in single precision
         digits = 1 - math.floor(math.log10(size))
     value = round(value, digits) + 0.0  # −0.0 becomes 0.0
-    return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
+    return with_minus(f"{value:{'+' if plus else ''},.{digits}f}")
 
 
 def strip_version(env: str) -> str:

@@ -119,7 +119,9 @@ def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told
     torch.nn.init.zeros_(still.network.biases[-1])
     [share] = re.findall("it keeps (.*)% ±.*was to keep 90%; the weights follow", kept_sentence(policy, still, request))
     cost = STATE_COST * 4 / 3 * float(np.mean(DYNAMICS ** (2 * np.arange(8))))  # of eight steps without control
-    assert float(share) / 100.0 == pytest.approx(2.0 - cost / mean_cost(GAIN), abs=0.001)  # both from the same starts
+    assert float(share.replace("−", "-")) / 100.0 == pytest.approx(
+        2.0 - cost / mean_cost(GAIN), abs=0.001
+    )  # both from the same starts
 
 
 def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told(prior: Path, tmp_path: Path) -> None:

@@ -155,10 +155,10 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
 
 def test_a_table_shows_what_episodes_vary_by() -> None:
     made = dataclasses.replace(evaluation(np.array([1.0, 3.0]), np.zeros(2)), deterministic=False)
-    point = Point(np.inf, Path("nowhere"), made, made)
-    headings, rows = SweepResult({}, Path("nowhere"), point, [point], {}).table()
-    assert dict(zip(headings, rows[0], strict=True))["basic reward"] == made.columns["basic_reward"].describe()
-    assert "± 1" in rows[0][1]
+    lost = dataclasses.replace(evaluation(np.array([-1.0, 0.0]), np.zeros(2)), deterministic=False)
+    first, point = (Point(np.inf, Path("nowhere"), each, each) for each in (made, lost))
+    _, rows = SweepResult({}, Path("nowhere"), first, [point], {}).table()
+    assert [row[1:3] for row in rows] == [["2.00 ± 1.00", "100%"], ["−0.50 ± 0.50", "−25%"]]
 
 
 @pytest.mark.parametrize(

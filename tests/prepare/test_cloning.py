@@ -90,7 +90,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert result.last["log_prior"] == pytest.approx(-entropy, abs=0.1)
     assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.05)
     [sentence] = [sentence for sentence in said.said if "nats a step from" in sentence]
-    assert "with a return of -" in sentence
+    assert "with a return of −" in sentence
     assert ("where the prior has -" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
     saved, request = read_policy(folder.prior), folder.load_request()
@@ -110,7 +110,7 @@ def test_a_share_is_kept_of_what_the_prior_earns_or_of_its_clone_where_it_cannot
     monkeypatch.setattr(cloning, "SCORED_ROUNDS", 1)
     settings = replace(FEW, keep=0.9, critic_warmup=1.0, evaluation_episodes=0)
     _, log = customized(prior, tmp_path / "run", settings, std=std)
-    share = float(log.said[-1].removeprefix("it keeps ").partition("%")[0])
+    share = float(log.said[-1].removeprefix("it keeps ").partition("%")[0].replace("−", "-"))
     assert f"{said} with the mean action, and was to keep 90%" in log.said[-1]
     assert (share == 100.0) == (std is None)
 

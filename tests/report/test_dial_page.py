@@ -110,6 +110,7 @@ def test_what_was_evaluated_is_told_and_saved_before_the_films(
         )
     assert len(read_json(tmp_path / "dial.json")["positions"]) == 11
     assert "\n0.631 " in said[-1]
+    assert "; one episode with the mean action (log prior" in said[-1]
 
 
 # Several dials --------------------------------------------------------------------------------------------------------

@@ -104,7 +104,9 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     monkeypatch.chdir("runs/near")
     push(".", "hf://somebody/near", episodes=1, trust=True)
-    again = files["somebody/near"]["README.md"].decode().partition("## Make it again")[2].partition("Made with")[0]
+    one = files["somebody/near"]["README.md"].decode()
+    assert "\nOne episode with the mean action.\n" in one
+    again = one.partition("## Make it again")[2].partition("Made with")[0]
     assert again == text.partition("## Make it again")[2].partition("Made with")[0]
     monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text

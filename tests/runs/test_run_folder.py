@@ -204,6 +204,7 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
     assert first == "ω′ 0.1 · α̂ 0.1 · states 0 · 100,000 steps"
     assert line.startswith("100% · 100,000 of 100,000 steps · 8,123 a second · basic reward 3,000.2 an episode")
     assert "0.900 nats a step from the prior" in line
+    assert "entropy −1.200 nats" in line
     assert LINE_METRICS["prior_kl"].format(-1e-5) == "0.000 nats a step from the prior"  # samples may be below 0
     assert "budget" not in line
     assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in LINE_METRICS.values())
@@ -224,7 +225,7 @@ def test_a_line_says_of_how_many_episodes_some_ended_early(
     [
         ({"kl_budget": 1.0}, "ω′ 0.123 · 0.90 nats a step, the budget is 1"),
         ({"log_prior_budget": 2.0}, "ω′ 0.123 · 1.40 nats a step, the budget is 2"),
-        ({"keep": 0.9}, "ω′ 0.123 · -25.0% of the old return kept, of 90.0%"),
+        ({"keep": 0.9}, "ω′ 0.123 · −25.0% of the old return kept, of 90.0%"),
     ],
 )
 def test_a_budget_is_shown_with_what_is_spent_of_it(

@@ -9,7 +9,7 @@ from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, 
 from repolicy.errors import UsageError, check_counts
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, format_table
-from repolicy.text import default_out, format_count, format_number
+from repolicy.text import default_out, format_count, format_number, with_minus
 
 if TYPE_CHECKING:
     from repolicy.planning.asking import Planned
@@ -139,7 +139,8 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: st
     for worth, reward in ((worths.basic, "the environment's reward"), (worths.addon, addon_words)):
         if worth is not None:
             doubt = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
-            terminal.say(f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {reward}{doubt}")
+            value = with_minus(f"{worth.value:.2g} ± {worth.error:.1g}")
+            terminal.say(f"a nat of log prior is worth {value} of {reward}{doubt}")
     advice = "what a nat is worth cannot be told, so hold a distance"
     if weights is not None:
         advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"

@@ -25,6 +25,7 @@ from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
+from repolicy.text import with_minus
 
 MAX_ROWS = 64  # of a table on the screen
 MAX_STDS = 8  # on one line
@@ -129,18 +130,20 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     facts = {}
     if origin := card.get("origin"):
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
-    facts |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+    facts |= {name.replace("_", " "): with_minus(f"{value:,.2f}") for name, value in card.get("evaluation", {}).items()}
     if dial := card.get("dial"):
         name, relation = ("omega", "of") if dial["how"] == "trained" else ("t", "between the prior and")
         values = dial.get("values") or {name: dial.get("at", math.nan)}
         position = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         facts["dial"] = f"{dial['how']} at {position} {relation} {dial['of']}"
     if worth := card.get("nat_worth"):
-        facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
+        facts["a nat is worth"] = with_minus(f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward")
     if "scores" in card:
         # The schema of cards allows any number of scores, also none.
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
-        facts["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
+        facts["score"] = (
+            f"{with_minus(f'{mean:,.0f} ± {std:,.0f}')}, mean action, {card['scores']['episodes']} episodes"
+        )
         facts["made by"] = card.get("command", "")
     return facts
 

@@ -20,6 +20,7 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, soft
 from repolicy.objective_names import objective_by_name
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal, torchrun_place
+from repolicy.text import with_minus
 
 if TYPE_CHECKING:
     from repolicy.runs import Result
@@ -195,7 +196,9 @@ class Imitate(Command):
             result = imitate(
                 self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
                 say=terminal.say,
-                progress=lambda epoch, loss: status.update(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step"),
+                progress=lambda epoch, loss: status.update(
+                    with_minus(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step")
+                ),
             )  # fmt: skip
         command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
         terminal.say(f"its file: {result.file}; go on with {command}")

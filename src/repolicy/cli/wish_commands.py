@@ -11,7 +11,7 @@ from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
 from repolicy.files import check_writable, read_bytes
 from repolicy.runs import Terminal
-from repolicy.text import default_out, format_count, printable
+from repolicy.text import default_out, format_count, printable, with_minus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Infer(InferenceOptions, RunsPolicy):
         errors = wish.covariance.diagonal() ** 0.5
         if wish.names:
             weights = zip(wish.names, wish.theta, errors, strict=True)
-            rows = [[name, f"{theta:.3g}", f"{error:.2g}"] for name, theta, error in weights]
+            rows = [[name, with_minus(f"{theta:.3g}"), with_minus(f"{error:.2g}")] for name, theta, error in weights]
             terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
             if (abs(wish.theta) < errors).all():
                 terminal.say("no θ is larger than its error, so this is mostly chance: answer or record more")

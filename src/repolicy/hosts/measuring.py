@@ -30,7 +30,7 @@ from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAnd
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
-from repolicy.text import Say
+from repolicy.text import Say, with_minus
 
 MAX_WORTH_EPISODES = 4 * WORTH_EPISODES  # where fewer leave open whether a nat is worth anything
 MAX_ROUNDS = 4  # of sampled episodes, in which there may be too few states for the best fit
@@ -388,7 +388,9 @@ def _hold_kept_share(steering: Steering, keep: float, episodes: PriorEpisodes) -
     size = abs(earned)
     bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
     steering.hold_share(bound, max(1.0 - keep, MIN_LOST_SHARE) * size, earned - sampled, by_age)
-    sentence = f"keep is {keep:g} of {earned:.3g} ± {error:.1g}, what the prior's mean action earns a step: "
+    sentence = (
+        f"keep is {keep:g} of {with_minus(f'{earned:.3g} ± {error:.1g}')}, what the prior's mean action earns a step: "
+    )
     sentence += steering.kept_limit
     if max(error, sampled_error) > (1.0 - keep) * size:
         sentence += "; errors are larger than what may be lost: take more environments"

@@ -29,6 +29,7 @@ from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
 from repolicy.priors import MeanPrior
 from repolicy.runs import Budget, Estimate, Ranks, Request, Stream, derived_seed
+from repolicy.text import with_minus
 
 MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
@@ -369,7 +370,9 @@ def kept_sentence(prior: MeanPrior | Policy, policy: Policy, request: Request, w
     lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes with the same starts
     kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
     wanted = float(request.settings.keep or 0.0)
-    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of {what} {ACTIONS[evaluations[0].action]}"
+    sentence = (
+        f"it keeps {with_minus(f'{kept.mean:.1%} ± {kept.error:.1%}')} of {what} {ACTIONS[evaluations[0].action]}"
+    )
     sentence += f", and was to keep {100.0 * wanted:.6g}%"
     return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
 
@@ -378,8 +381,7 @@ def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) 
     """Return a sentence for a budget and for each limit that is broken at the end of a run."""
     budget, violation, sentences = multipliers.settings.budget, multipliers.budget_violation, []
     if budget is not None and violation > math.log(OVERSPENT_RATIO):
-        beside = budget.comparison.format(logged[budget.metric][-1], budget.amount)
-        sentences.append(f"the run ends beyond its budget: {beside}; {MORE_STEPS}")
+        sentences.append(f"the run ends beyond its budget: {budget.compare(logged[budget.metric][-1])}; {MORE_STEPS}")
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
         count = min(LAST_ITERATIONS, len(values))
@@ -389,7 +391,8 @@ def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) 
         if broken_by.mean() > held.unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
             best = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
             sentences.append(
-                f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, the "
-                f"best {count} {best:.3g}; more --steps may do, or a wish that weighs less"
+                f"limit {name} is broken: the last {count} iterations have "
+                + with_minus(f"{values[-count:].mean():.3g}, the best {count} {best:.3g}")
+                + "; more --steps may do, or a wish that weighs less"
             )
     return sentences

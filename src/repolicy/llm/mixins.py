@@ -33,6 +33,7 @@ from repolicy.llm.requirements import (
 )
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
+from repolicy.text import with_minus
 
 IDENTITY = "repolicy.json"  # the file beside a model that describes its training
 PAPER = {"title": "Residual Policy Gradient: A Reward View of KL-regularized Objective", "id": "2503.11019"}
@@ -252,7 +253,7 @@ class ObjectiveMixin:
             metrics = {name: float(np.mean(logged[name])) for name in logged if logged[name] and name != "step_time"}
             metrics |= {"loss": loss, "gradient_norm": torch.stack(norms).norm().item()}
         if trainer.accelerator.is_main_process:
-            print("\n".join(f"{name:48s} {value:.6g}" for name, value in metrics.items()))
+            print("\n".join(f"{name:48s} {with_minus(f'{value:.6g}')}" for name, value in metrics.items()))
         return metrics
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -29,7 +29,7 @@ from repolicy.loading import load_function
 from repolicy.objective import Objective, residual
 from repolicy.report.differences import student_t_p_value
 from repolicy.report.page import page, section, table
-from repolicy.text import format_count
+from repolicy.text import format_count, with_minus
 
 ADAPTER = "adapter_config.json"
 TRL_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL hands a reward its own of these, not the dataset's
@@ -337,7 +337,7 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
 def format_interval(mean: float, low: float, high: float) -> str:
     """Return `1.50 (1.20 to 1.80)`; a single number has no interval."""
     interval = f"{low:.2f} to {high:.2f}" if math.isfinite(high - low) else "unknown"
-    return f"{mean:.2f} ({interval})"
+    return with_minus(f"{mean:.2f} ({interval})")
 
 
 def render_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:

@@ -46,7 +46,7 @@ from repolicy.policies import Agent, with_torch_defaults
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
-from repolicy.text import format_count, format_number, parse_number
+from repolicy.text import format_count, format_number, parse_number, with_minus
 
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
@@ -101,7 +101,7 @@ class QuantityComparison:
         means, changes = (self.old, self.new), (self.new - self.old, self.low, self.high)
         if self.name == "ended_early":
             old, new = (f"{share:.1%}" for share in means)
-            difference, low, high = (f"{change:+z.1%}".replace("-", "−") for change in changes)
+            difference, low, high = (with_minus(f"{change:+z.1%}") for change in changes)
         else:
             size = max(abs(number) for number in (*means, *changes) if math.isfinite(number))
             old, new = (format_number(mean, size) for mean in means)

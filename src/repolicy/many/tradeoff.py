@@ -12,12 +12,12 @@ import numpy as np
 
 from repolicy.addons import Addon
 from repolicy.envs import Backend, parse_env_name
-from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Column, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.policies import Policy
 from repolicy.runs import format_table
-from repolicy.text import format_count, format_number
+from repolicy.text import format_number, with_minus
 
 MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
 RESAMPLINGS = 1000
@@ -181,7 +181,8 @@ class SweepResult:
             columns.append(column("basic_reward"))
             prior_reward = self.prior.basic or 0.0
             if prior_reward > 0:  # a share of a negative reward says nothing
-                columns.append(["kept", *(f"{(point.basic or 0.0) / prior_reward:.0%}" for point in everyone)])
+                shares = [(point.basic or 0.0) / prior_reward for point in everyone]
+                columns.append(["kept", *(with_minus(f"{share:z.0%}") for share in shares)])
         if "metric" in names:
             columns.append(column("metric"))
         columns.append(column("addon_reward"))
@@ -198,9 +199,7 @@ class SweepResult:
     @property
     def basis(self) -> str:
         """The episodes and the kind of action that the table's numbers are of, in words."""
-        evaluation = self.prior.main_evaluation
-        episodes = format_count(len(evaluation.basic), "episode")
-        return f"mean ± std of {episodes} {ACTIONS[evaluation.action]} (log prior and KL: with sampled ones)"
+        return f"{self.prior.main_evaluation.basis} (log prior and KL: with sampled ones)"
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]

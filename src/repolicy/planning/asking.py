@@ -40,7 +40,7 @@ from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_r
 from repolicy.prepare.weights import EnvWeightFinder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
-from repolicy.text import Say
+from repolicy.text import Say, with_minus
 
 FEW_STEPS = 1  # of a run before which the fewest states of a prior are collected
 
@@ -222,7 +222,8 @@ def best_of_trials(
     rewards = [mean_reward(planner, prior, env, judge) for planner in planners]
     best = scores[int(np.argmax(rewards))]
     trials = "; ".join(
-        f"{score.omega:.3g} and {score.states:.3g}{' with a value' if score.value else ''}: {reward:.3g}"
+        f"{score.omega:.3g} and {score.states:.3g}{' with a value' if score.value else ''}: "
+        + with_minus(f"{reward:.3g}")
         for score, reward in zip(scores, rewards, strict=True)
     )
     return best, f"omega is {best.omega:.3g} and states {best.states:.3g}, by what trials were paid a step ({trials})"

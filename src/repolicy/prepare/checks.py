@@ -14,7 +14,7 @@ from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import collect_trial
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, spec_for
-from repolicy.text import Say
+from repolicy.text import Say, with_minus
 
 NO_ADDON = (
     "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
@@ -36,7 +36,7 @@ def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
     env, limits = request.env, parse_limits(request.limits, request.env)
     rollout = collect_trial(prior, env, request.settings)
     means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
-    notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]
+    notes = [f"limit {limit}: {with_minus(f'{mean:.3g}')} a step under the prior" for limit, mean in means.items()]
     if request.settings.keep is not None:
         if not np.isfinite(rollout.basic).all():
             raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
@@ -52,10 +52,10 @@ def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
             if any(addon.weights) and not reward.any() and (option := addon_names.enabling_option(name)):
                 why = f"{env} counts it with the weight 0, so name it as {with_option(env, option)}"
-            same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
+            same = f"gave the same reward, {with_minus(f'{reward.min():g}')}, in all of {reward.size:,} trial steps"
             raise UsageError(f"add-on {name!r} {same}; {why}")
-        ends = f"{reward.min():.3g} to {reward.max():.3g}"
-        notes.append(f"add-on {name}: {ends}, mean {reward.mean():.3g} a step under the prior")
+        ends = f"{reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g}"
+        notes.append(f"add-on {name}: {with_minus(ends)} a step under the prior")
     ended = len(rollout.episodes.lengths)
     return notes, rollout.ages.size / ended if ended else EPISODE_CAP
 

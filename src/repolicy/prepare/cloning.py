@@ -32,7 +32,7 @@ from repolicy.policies import (
 )
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, ScoringPrior, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, Stream, derived_seed
-from repolicy.text import Say, format_digits
+from repolicy.text import Say, format_digits, with_minus
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
 FIT_EPOCHS = 30  # maximum for a round of regression
@@ -206,7 +206,7 @@ class CloneComparison:
         return content | {name: list(values) for name, values in returns.items() if values is not None}
 
     def sentence(self, name: str) -> str:
-        text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
+        text = f"the actor is {with_minus(f'{self.kl:.3g}')} nats a step from {name} (KL, {self.episodes} episodes)"
         if self.clone_return is not None:
             mean, std = self.clone_return
             text += f", with a return of {format_digits(mean, 4)} ± {format_digits(std, 2)}"

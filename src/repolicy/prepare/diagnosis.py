@@ -20,6 +20,7 @@ from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths
 from repolicy.prepare.worth import ReturnsAndNats, Worth, Worths, nats_of, worth_of
 from repolicy.runs import spec_for
+from repolicy.text import with_minus
 
 DIAGNOSIS_ENVS, DIAGNOSIS_STEPS = 16, 1_000
 MAX_NORMALIZED = 10.0  # normalized observations beyond this were rare in training
@@ -84,7 +85,9 @@ class Diagnosis:
         if not np.isfinite(returns).all():
             return f"it acts: {ends}, and the environment tells no reward"
         sampled = self.sampled.basic.mean()
-        return f"it acts: {ends}, return {returns.mean():,.4g} by the mean action and {sampled:,.4g} sampled"
+        return with_minus(
+            f"it acts: {ends}, return {returns.mean():,.4g} by the mean action and {sampled:,.4g} sampled"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -182,7 +185,7 @@ def find_complaints(
     returns = [each.basic for each in (mean_action, sampled, untrained)]
     is_known = np.isfinite(np.concatenate(returns)).all()
     if is_known and not is_better(returns[0], returns[2]) and not is_better(returns[1], returns[2]):
-        means = f"return {returns[0].mean():,.4g}, against {returns[2].mean():,.4g}"
+        means = with_minus(f"return {returns[0].mean():,.4g}, against {returns[2].mean():,.4g}")
         sentences.append(f"it acts no better than a policy that knows nothing: {means}{question}")
     if sampled.outlier_share > MAX_OUTLIER_SHARE:
         share = f"{sampled.outlier_share:.0%} of the numbers that it sees"
@@ -219,4 +222,5 @@ def check_addon(diagnosis: Diagnosis) -> None:
     """Raise where the add-on's reward is constant."""
     rewards = np.concatenate([each.addon / each.lengths for each in (diagnosis.mean_action, diagnosis.sampled)])
     if rewards.min() == rewards.max():
-        raise UsageError(f"the add-on gave {rewards.min():g} a step throughout: there is nothing to learn from")
+        reward = with_minus(f"{rewards.min():g}")
+        raise UsageError(f"the add-on gave {reward} a step throughout: there is nothing to learn from")

@@ -17,7 +17,7 @@ from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_st
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
-from repolicy.text import Say, format_digits
+from repolicy.text import Say, format_digits, with_minus
 
 TRIAL_EPISODES = 10
 IMITATION = "imitation"  # `which` in the card of the file
@@ -73,8 +73,9 @@ def imitate(
     result = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
     policy.requires_grad_(False)
     say(
-        f"a log-likelihood of {result.held_out:.4g} nats a step on the tenth of {demonstrations.name} that was held "
-        f"out ({result.log_likelihood:.4g} on the rest), after {result.epochs} epochs over {result.rows:,} steps"
+        f"a log-likelihood of {with_minus(f'{result.held_out:.4g}')} nats a step on the tenth of {demonstrations.name} "
+        f"that was held out ({with_minus(f'{result.log_likelihood:.4g}')} on the rest), after {result.epochs} epochs "
+        f"over {result.rows:,} steps"
     )
     if policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std:
         problem = "the std is at its lower bound: the recorded actions follow from the observations and tell no width"

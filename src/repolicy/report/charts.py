@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from repolicy.ranges import enough_digits
-from repolicy.text import format_number
+from repolicy.text import format_number, with_minus
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
@@ -209,7 +209,7 @@ def short_number(value: float, digits: int = 3) -> str:
     """Return a short number: 1.5M, 200k, 0.25."""
     near = float(f"{value:.{digits}g}")  # rounded first, so 999.7 becomes 1k
     size, letter = next(((size, letter) for size, letter in UNIT_PREFIXES if abs(near) >= size), (1.0, ""))
-    return f"{near / size:.{max(digits, 4)}g}{letter}".replace("-", "−")
+    return with_minus(f"{near / size:.{max(digits, 4)}g}{letter}")
 
 
 def format_value(value: float) -> str:

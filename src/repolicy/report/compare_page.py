@@ -9,7 +9,7 @@ from repolicy.priors import is_code, is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.pieces import films_for_page
-from repolicy.text import Say, capitalize, format_number
+from repolicy.text import Say, capitalize, format_number, with_minus
 
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
 VERDICT_WORDS = (
@@ -54,7 +54,7 @@ def _places_table(around: VariedComparison) -> str:
     cells = {}
     for place in around.places:
         row = place.worst_row
-        change = f"{0.0 - row.loss:+.1%}".replace("-", "−") if row.old else format_number(row.new, plus=True)
+        change = with_minus(f"{0.0 - row.loss:+.1%}") if row.old else format_number(row.new, plus=True)
         cells[tuple(place.options.values())] = f"{place.comparison.verdict}, {change}"
     rows = [[f"{names[0]} = {one:g}", *(cells[one, two] for two in columns_of)] for one in rows_of]
     return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)

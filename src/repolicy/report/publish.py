@@ -8,7 +8,7 @@ from typing import Any
 from repolicy.addons import backend_from_card, env_from_card
 from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation, fitting_addon, fitting_limits
+from repolicy.evaluation import Evaluation, fitting_addon, fitting_limits
 from repolicy.policies import ConditionedPolicy, SavedPolicy
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -101,8 +101,7 @@ def model_card(
         lines += [tag, ""]
     headings, rows = reward_table(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    episodes = format_count(len(first.basic), "episode")
-    lines += [f"Mean ± std over {episodes} {ACTIONS[first.action]}.", "", "## Use it", ""]
+    lines += [f"{capitalize(first.basis)}.", "", "## Use it", ""]
     options = ""
     if ":" in env:
         options = " --env ENV"  # code does not travel with a policy, so the reader must name such an environment

@@ -168,7 +168,7 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
         lead += " By the run's own objective it was clearly better than the last one."
     if (budget := request.settings.budget) and not request.settings.keep:
         spent = _logged(folder, budget.metric)
-        lead += f" At its end: {budget.comparison.format(spent[-1], budget.amount)}." if spent else ""
+        lead += f" At its end: {budget.compare(spent[-1])}." if spent else ""
     if warning := folder.unfinished_notice(request):
         lead += f" <strong>{capitalize(warning)}.</strong>"
     return lead

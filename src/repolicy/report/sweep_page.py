@@ -122,10 +122,9 @@ def points_table(swept: SweepResult) -> str:
 
 
 def points_note(swept: SweepResult) -> str:
-    episodes = format_count(len(swept.prior.mean.basic), "episode")
     return (
-        f"Mean ± std over {episodes} {ACTIONS[swept.prior.main_evaluation.action]}; log prior and KL(policy ‖ "
-        "prior) over as many with sampled ones, at the states that the policy itself visits."
+        f"{capitalize(swept.prior.main_evaluation.basis)}; log prior and KL(policy ‖ prior) over as many with sampled "
+        "ones, at the states that the policy itself visits."
     )
 
 

@@ -17,7 +17,7 @@ from repolicy.envs import parse_env_name
 from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report.differences import Difference, differences, rounded, value_and_error
 from repolicy.runs import Settings
-from repolicy.text import format_count, format_number
+from repolicy.text import format_count, format_number, with_minus
 
 LIMIT_ERRORS = 2.0  # a limit counts as broken from so many standard errors beyond it
 FEW_STEPS = 100_000  # steps of a run, below which nothing but more of them is advised
@@ -97,7 +97,8 @@ def _describe_kept_share(pair: Pair, keep: float) -> str:
     outcome = "that holds"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
-    return f"it keeps {share:.1%} ± {error:.1%} of the old return, and {100.0 * keep:.6g}% was asked for: {outcome}"
+    kept = with_minus(f"{share:.1%} ± {error:.1%}")
+    return f"it keeps {kept} of the old return, and {100.0 * keep:.6g}% was asked for: {outcome}"
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
@@ -205,7 +206,7 @@ def _compare_one(change: Difference) -> tuple[str, str]:
 def _describe_kept(change: Difference) -> str:
     """Return `has 89 % of the old return`."""
     if change.is_significant and change.share:
-        return f"has {100.0 * (1.0 + change.value / change.before):.1f} % of the old return".replace("-", "−")
+        return with_minus(f"has {100.0 * (1.0 + change.value / change.before):.1f} % of the old return")
     return _describe_change(change, "of the old return")
 
 

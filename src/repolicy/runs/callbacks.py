@@ -22,7 +22,7 @@ from repolicy.files import write_bytes
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
-from repolicy.text import printable
+from repolicy.text import printable, with_minus
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -148,7 +148,7 @@ class Display:
         if latest["iteration"] > self._first[0]:  # the first iteration, with what comes only once, tells no time left
             parts.append(f"{format_duration(left)} left")
         shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
-        parts += [LINE_METRICS[name].format(latest[name]) for name in shown]
+        parts += [with_minus(LINE_METRICS[name].format(latest[name])) for name in shown]
         if ended := latest.get("evaluation_ended_early"):
             episodes = self._request.settings.evaluated_episodes
             parts.append(f"{ended:.0f} of {episodes} evaluated episodes ended early")
@@ -164,7 +164,7 @@ class Display:
         latest, budget = self._latest, self._request.settings.budget
         if budget is None or budget.metric not in latest or "omega" not in latest:
             return []
-        return [f"ω′ {latest['omega']:.3g}", budget.comparison.format(latest[budget.metric], budget.amount)]
+        return [f"ω′ {latest['omega']:.3g}", budget.compare(latest[budget.metric])]
 
     def _panel(self) -> Group:
         (share, left), latest = self._progress(), self._latest
@@ -178,7 +178,7 @@ class Display:
         for heading, rows in PANEL_ROWS.items():
             known_rows = [row for row in rows if row[0] in latest]
             for index, (name, title, number_format, unit) in enumerate(known_rows):
-                value = Text(format(latest[name], number_format), justify="right")
+                value = Text(with_minus(format(latest[name], number_format)), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
         budget = [Text(" · ".join(self._budget()), "bold")] if self._budget() else []
         bar = ProgressBar(total=1.0, completed=share, width=60)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from repolicy.errors import FileError, UsageError
 from repolicy.files import read_json
 from repolicy.runs.machine import physical_cores, shares_memory
-from repolicy.text import suggest
+from repolicy.text import suggest, with_minus
 
 
 class Within(NamedTuple):
@@ -70,6 +70,10 @@ class Budget(NamedTuple):
     def words(self) -> str:
         """Describe the budget: `ω′ and α̂ move to stay 2 nats a step from the prior`."""
         return self.description.format(self.amount)
+
+    def compare(self, value: float) -> str:
+        """Return a value of the metric beside the amount, in words."""
+        return with_minus(self.comparison.format(value, self.amount))
 
 
 _NATS = "{:z.2f} nats a step, the budget is {:g}"
