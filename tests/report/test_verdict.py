@@ -87,7 +87,7 @@ def test_a_difference_within_its_error_is_none() -> None:
     prior = evaluated(100 * HALF, 0 * HALF)
     found = [verdict(prior, evaluated(100 * HALF + shift, 0 * HALF)) for shift in (40.0, 41.0)]
     assert found[0].startswith("cannot tell it from its prior in total: a difference of 40 ± 20 may be chance; ")
-    assert "it showed no certain change of the old return (40 ± 20)" in found[0]
+    assert "it shows no certain change of the old return (40 ± 20)" in found[0]
     assert "; better than its prior in total: by 41 ± 20" in found[1]  # twice √(2 · 100² / 49) is 40.4
 
 
@@ -174,7 +174,7 @@ def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation
 
 def test_one_sentence_covers_both_kinds_of_action() -> None:
     [said] = judged(both(20.0, 40.0))
-    assert said.startswith("with the mean action it has 120.0 % of the old return and showed no certain change of the")
+    assert said.startswith("with the mean action it has 120.0 % of the old return and shows no certain change of the")
     assert said.endswith(
         "better than its prior in total: by 20.00 ± 0.20 (20 %) with the mean action, "
         "by 40.00 ± 0.20 (40 %) with sampled actions"

@@ -220,6 +220,6 @@ def _describe_gain(changes: dict[str, Difference], title: str) -> str:
 
 def _describe_change(change: Difference, of_what: str) -> str:
     if not change.is_significant:
-        return f"showed no certain change {of_what} ({change})"
+        return f"shows no certain change {of_what} ({change})"
     verb = "gained" if change.value > 0 else "lost"
     return f"{verb} {rounded(abs(change.value), change.error)} {of_what}"
