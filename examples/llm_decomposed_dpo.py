@@ -8,7 +8,8 @@
     accelerate launch --config_file deepspeed_zero3 examples/llm_decomposed_dpo.py ...
 
 `--lora_rank 16` trains an adapter instead of all weights: then the prior is the model with its adapter off, and there
-is no second model in memory. `--precompute_ref_log_probs` spares it as well. Every option of TRL's DPOConfig works.
+is no second model in memory. `--precompute_ref_log_probs` spares it as well. Options of TRL's DPOConfig
+work, too; those that would change the objective are refused with the reason.
 """
 
 import sys

@@ -8,7 +8,8 @@ log-probability as one more reward function weighted omega − alpha, that is th
     args = RLOOConfig(output_dir="out", **rloo_settings(residual(0.3, 0.2)))
     trainer = RLOOTrainer(model, [addon, prior_reward(prior, tokenizer)], args, train_dataset=prompts)
 
-Here the prior is evaluated twice per step. `ResidualGRPOTrainer` evaluates it once, and has a return for every token.
+Here the prior is evaluated twice per step, and an add-on that returns None counts as 0 beside the prior's reward.
+`ResidualGRPOTrainer` evaluates the prior once, has a return for every token, and leaves out what no add-on judged.
 """
 
 from collections.abc import Callable
