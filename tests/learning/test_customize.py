@@ -139,7 +139,6 @@ UNNAMED: dict[str, Any] = {"objective": None, "settings": None}
         ({"objective": {"steps": 2048}}, "the objective is a dict, and no objective such as residual"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
-        ({"settings": replace(SETTINGS, family="squashed")}, "keeps the family of its prior"),
         (UNNAMED | {"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
         (UNNAMED | {"addon": "nothing_of_the_kind"}, "add-on"),
         (UNNAMED | {"addon": "hind_leg", "env": "Hopper-v4"}, "add-on"),
@@ -160,10 +159,10 @@ def test_what_cannot_work_is_refused_before_anything_is_measured_or_written(
 def test_a_rare_reward_is_accepted_where_it_is_announced_and_what_has_no_use_is_told(
     prior: Path, tmp_path: Path
 ) -> None:
-    few, log = replace(SETTINGS, steps=2_048, checkpoint_every=2, min_std=0.3), Log()
+    few, log = replace(SETTINGS, steps=2_048, checkpoint_every=2, family="squashed", min_std=0.3), Log()
     wanted = (tiny("constant"), residual(0.2, 0.1), tmp_path / "run", few)
     assert customize(prior, *wanted, env=tiny("WithoutReward"), sparse=True, callbacks=[log]).finished
-    assert "min_std changed nothing: the actor begins as its prior" in log.said
+    assert "family and min_std changed nothing: the actor begins as its prior" in log.said
 
 
 def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:

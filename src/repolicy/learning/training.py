@@ -23,7 +23,6 @@ from repolicy.prepare.beginning import INITS, Start
 from repolicy.prepare.checks import (
     NO_ADDON,
     check_request,
-    check_settings,
     check_steps,
     check_wish,
     choose_weights,
@@ -194,7 +193,7 @@ def customize(
     objective, settings = session.resume_choices(
         options.objective or residual(), settings.resolved(), earlier, folder.path
     )
-    check_settings(settings)
+    check_steps(settings)
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
         check_wish(options.addons, env)  # before anything slow
@@ -225,7 +224,6 @@ def _prepare_start(
     # The actor starts as a copy of the prior, as a policy fitted to it, or as another policy.
     was_fitted = folder.prior.exists()  # before, by a sweep or by this run
     start = start.fit_clone(request.env, request.settings, folder.prior, say)
-    start.check_not_a_clone(folder.prior)
     if init not in INITS:
         start = start.with_initial_policy(init)
         notes.append(f"the actor begins as {init}, and {start.name} stays the prior")

@@ -120,13 +120,6 @@ class Start:
                 )
         return replace(self, init=saved_policy_bytes(first))
 
-    def check_not_a_clone(self, kept: Path) -> None:
-        """Raise where the named prior is the run's own clone, which was only fitted to the prior that scores it."""
-        if self.saved is not None and "clone_of" in self.saved.card:
-            named = Path(self.name)
-            if named.is_file() and kept.is_file() and named.samefile(kept):
-                raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
-
 
 def open_prior(
     prior: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()

@@ -73,13 +73,6 @@ def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Requ
     return request, decision
 
 
-def check_settings(settings: Settings) -> None:
-    """Raise where a family is named, or where a customization would end before its first update."""
-    if settings.family != "auto":
-        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
-    check_steps(settings)
-
-
 def check_steps(settings: Settings) -> None:
     """Raise where a run would end before its first update."""
     if settings.steps < settings.iteration_steps:
