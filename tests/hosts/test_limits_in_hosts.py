@@ -337,3 +337,9 @@ def test_the_verdict_tells_a_limit_by_sampled_actions_and_a_kept_share_by_the_me
     assert "with the mean action limit loud<=0.1 holds" in said
     assert "with sampled actions limit loud<=0.1 is broken by" in said
     assert said.count("limit basic_reward>=") == 1, "of the mean action, which keeps the share"
+
+
+@hosts
+def test_no_limits_may_be_named_none_as_any_other_option_may(host: Any) -> None:
+    """A settings class, as Isaac Lab's, names every option."""
+    assert not host(omega=0.3, alpha=0.2, limits=None, keep=None, kl_budget=None).method.steering.priced_limits

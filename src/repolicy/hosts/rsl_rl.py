@@ -82,7 +82,7 @@ class ResidualPPO(PPO):
         critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
-        limits: Sequence[str] = (),
+        limits: Sequence[str] | None = None,
         keep: float | None = None,
         device: str = "cpu",
         **host: Any,
@@ -90,7 +90,7 @@ class ResidualPPO(PPO):
         check_options(host, ResidualPPO.__init__, PPO.__init__)
         weights = objective_from_settings(objective, omega, alpha, states)
         critic_warmup = default_warmup(critic_warmup, copy_prior and prior is not None)
-        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, keep, ranges=True)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits or (), keep, ranges=True)
         self.adapts, self.learning_rate = False, 0.0  # adapts: whether the learning rate adapts to the KL
         customizes = prior is not None and has_weight(weights)
         if has_weight(weights):

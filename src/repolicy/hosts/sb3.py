@@ -99,7 +99,7 @@ class ResidualPPO(PPO):
         critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
-        limits: Sequence[str] = (),
+        limits: Sequence[str] | None = None,
         keep: float | None = None,
         policy_kwargs: dict[str, Any] | None = None,
         _init_setup_model: bool = True,
@@ -110,7 +110,7 @@ class ResidualPPO(PPO):
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.states = omega, alpha, states
         self.critic_warmup = default_warmup(critic_warmup, copy_prior and prior is not None)
-        self.kl_budget, self.log_prior_budget, self.limits, self.keep = kl_budget, log_prior_budget, limits, keep
+        self.kl_budget, self.log_prior_budget, self.limits, self.keep = kl_budget, log_prior_budget, limits or (), keep
         self.position: dict[str, Any] | None = None  # the method's state in a saved model
         self.prior, self.prior_name = read(prior), priors.prior_label(prior)
 
