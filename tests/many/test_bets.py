@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import comparing as simulated
-from repolicy.many import comparing
+from repolicy.many import bets, comparing
 from repolicy.many.bets import (
     MAX_STAKE,
     WARMUP,
@@ -77,7 +77,7 @@ def test_nobody_wins_by_betting_on_nothing() -> None:
 
 def test_of_several_at_the_margin_any_is_seldom_called_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """What must be shown of all keeps its own error: as of one quantity, 92 equal episodes are enough."""
-    monkeypatch.setattr(comparing, "mean_lower_bound", lambda *_: 0.0)  # for the time's sake
+    monkeypatch.setattr(bets, "mean_lower_bound", lambda *_: 0.0)  # for the time's sake
     five, names = Margin.parse("5%"), ("basic_reward", "addon_reward_a", "addon_reward_b", "addon_reward_c", "length")
     old, new = simulated.at_margin(400 * len(names), np.random.default_rng(1))["lognormal"]()
     false = 0

@@ -150,14 +150,6 @@ def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> N
     assert ["wrong with a probability" in found.sentences()[1] for found in (few, more)] == [False, True]
 
 
-def test_intervals_that_are_all_unknown_have_no_column() -> None:
-    one, many = (compare(GOOD, GOOD, QUADRATIC, episodes=episodes) for episodes in (1, 92))
-    for shown in (one.tables[0], VariedComparison([Place({"g": g}, one) for g in (1.0, 2.0)]).table):
-        assert shown[0][-1] == "difference"
-        assert len(shown[0]) == len(shown[1][0])
-    assert many.tables[0][0][-1] == "90% interval"
-
-
 def test_every_episode_has_a_start_of_its_own() -> None:
     """Two rounds are 50 starts, those of 50 environments with the seeds from the first on."""
     found = compare(GOOD, GOOD, QUADRATIC, "1e-6", episodes=50, seed=4)

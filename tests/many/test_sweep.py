@@ -42,14 +42,14 @@ XS = np.linspace(0.0, 1.0, 11)
     ],
 )
 def test_the_knee_of_a_curve_is_where_it_is_known_to_be(gains: np.ndarray, index: int) -> None:
-    assert knee(XS.tolist(), gains.tolist()) == index
-    assert knee((300.0 * XS - 40.0).tolist(), (0.01 * gains + 7.0).tolist()) == index
-    assert knee(XS[::-1].tolist(), gains[::-1].tolist()) == 10 - index
+    assert knee(XS, gains) == index
+    assert knee(300.0 * XS - 40.0, 0.01 * gains + 7.0) == index
+    assert knee(XS[::-1], gains[::-1]) == 10 - index
 
 
 def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
-    assert knee([0.0, 1.0, 2.0], [5.0, 4.0, 3.0]) == 0
-    assert knee([1.0, 1.0], [2.0, 2.0]) == 0
+    assert knee(np.array([0.0, 1.0, 2.0]), np.array([5.0, 4.0, 3.0])) == 0
+    assert knee(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == 0
 
 
 def found(*points: tuple[float, ...], spread: float = 0.0, episodes: int = 2, shared: bool = False) -> SweepResult:

@@ -34,14 +34,8 @@ from repolicy.envs import (
 )
 from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, run_episodes
-from repolicy.many.bets import (
-    VERDICT_ORDER,
-    Verdict,
-    fewest_equal,
-    is_mean_proven_positive,
-    loss_bounds,
-    mean_lower_bound,
-)
+from repolicy.many import bets
+from repolicy.many.bets import VERDICT_ORDER, Verdict
 from repolicy.policies import Agent, with_torch_defaults
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options, options_of_new
@@ -141,7 +135,7 @@ class Comparison:
         """The fewest episodes in which two policies that are like the old one are told not to differ."""
         margin = Margin.parse(self.margin)
         sizes = [1.0 if margin.is_share else abs(row.old) for row in self.deciding_rows if row.old]
-        return max((fewest_equal(margin.value / size, self.error) for size in sizes), default=0)
+        return max((bets.fewest_equal(margin.value / size, self.error) for size in sizes), default=0)
 
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
@@ -173,7 +167,7 @@ class Comparison:
     def tables(self) -> list[Table]:
         """A table for each kind of action."""
         return [
-            without_unknown([ACTIONS[action], "verdict", *self.headings], [row.cells for row in rows])
+            ([ACTIONS[action], "verdict", *self.headings], [row.cells for row in rows])
             for action, rows in self.rows.items()
         ]
 
@@ -191,13 +185,6 @@ class Comparison:
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
 
 
-def without_unknown(headings: list[str], rows: list[list[str]]) -> Table:
-    """Return a table without its last column, the intervals, where all of them are unknown."""
-    if all(row[-1] == "unknown" for row in rows):
-        return headings[:-1], [row[:-1] for row in rows]
-    return headings, rows
-
-
 def format_comparison(sentences: list[str], tables: list[Table]) -> str:
     return "\n".join([*sentences, *(f"\n{format_table(*table)}" for table in tables)])
 
@@ -213,7 +200,7 @@ def compare_quantity(
     all, so each has the whole error.
     """
     old, new = old.astype(float), new.astype(float)
-    losses = np.ones_like(old) if name == "ended_early" else loss_bounds(old, new)
+    losses = np.ones_like(old) if name == "ended_early" else bets.loss_bounds(old, new)
     gain = new - old
     verdict: Verdict | None = None
     if margin is not None:
@@ -221,13 +208,13 @@ def compare_quantity(
         if margin.is_share:
             allowed *= math.copysign(1.0, old.mean()) * old
         verdict = "cannot tell"
-        if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / quantities)[-1]:
+        if bets.is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / quantities)[-1]:
             verdict = "worse"
-        elif is_mean_proven_positive(gain, losses, error)[-1]:
+        elif bets.is_mean_proven_positive(gain, losses, error)[-1]:
             verdict = "better"
-        elif is_mean_proven_positive(gain + allowed, losses, error)[-1]:
+        elif bets.is_mean_proven_positive(gain + allowed, losses, error)[-1]:
             verdict = "not worse"
-    low, high = mean_lower_bound(gain, losses, error), -mean_lower_bound(-gain, losses, error)
+    low, high = bets.mean_lower_bound(gain, losses, error), -bets.mean_lower_bound(-gain, losses, error)
     return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 

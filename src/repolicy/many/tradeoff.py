@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,7 +159,7 @@ class SweepResult:
         if self.has_basic_reward:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
             costs = -np.maximum(least, costs)  # a lower bound: a return of −10⁶ would dwarf the others
-        return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
+        return knee(costs, gains)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: basic reward kept, gain, distance.
@@ -229,12 +228,12 @@ def evaluate_point(
     return mean, evaluate(policy, env, episodes, deterministic=False, **options)
 
 
-def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
-    """Return the knee of a trade-off: the index of the point farthest above the straight line between its ends.
+def knee(costs: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Return the knees of trade-offs `[..., P]`: indices of the points farthest above the line between the ends.
 
     Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
     """
-    return int(np.argmax(_scaled_to_unit(gains) - _scaled_to_unit(costs)))
+    return np.argmax(_scaled_to_unit(gains) - _scaled_to_unit(costs), axis=-1)
 
 
 def _resampled_mean(column: Column, episodes: np.ndarray) -> np.ndarray:
@@ -244,10 +243,10 @@ def _resampled_mean(column: Column, episodes: np.ndarray) -> np.ndarray:
     return means
 
 
-def _scaled_to_unit(values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(values, np.float64)
-    span = float(np.ptp(array))
-    return (array - array.min()) / span if span > 0 else np.zeros_like(array)
+def _scaled_to_unit(values: np.ndarray) -> np.ndarray:
+    above_lowest = values - values.min(-1, keepdims=True)
+    span = above_lowest.max(-1, keepdims=True)
+    return above_lowest / np.where(span > 0, span, 1.0)
 
 
 # On disk --------------------------------------------------------------------------------------------------------------

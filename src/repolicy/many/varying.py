@@ -18,15 +18,7 @@ from typing import Any
 from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, with_option
 from repolicy.errors import UsageError
 from repolicy.many.bets import VERDICT_ORDER, Verdict
-from repolicy.many.comparing import (
-    Comparison,
-    QuantityComparison,
-    Table,
-    compare,
-    format_comparison,
-    open_policies,
-    without_unknown,
-)
+from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
@@ -83,11 +75,6 @@ class VariedComparison:
         return self.worst.comparison.verdict
 
     @property
-    def is_constant(self) -> bool:
-        """Whether the comparisons of all places are equal."""
-        return all(place.comparison.rows == self.places[0].comparison.rows for place in self.places)
-
-    @property
     def worst(self) -> Place:
         """The place with the worst verdict; among those, the one with the largest loss."""
         ranks = [(VERDICT_ORDER.index(place.comparison.verdict), -place.worst_row.loss) for place in self.places]
@@ -103,7 +90,7 @@ class VariedComparison:
         counts = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in sorted({*verdicts}))
         lines = worst.comparison.sentences(f" at the worst of {count} places, {worst.label}", count)
         lines.append(f"of the places: {counts}")
-        if self.is_constant:
+        if all(place.comparison.rows == worst.comparison.rows for place in self.places):
             lines.append("nothing differs between the places: does the environment read what is varied?")
         return lines
 
@@ -118,7 +105,7 @@ class VariedComparison:
         """A row for each place, with the quantity that is worst there."""
         worst = [(place.label, place.comparison.verdict, place.worst_row.cells) for place in self.places]
         rows = [[label, verdict, title, *numbers] for label, verdict, (title, _, *numbers) in worst]
-        return without_unknown(["place", "verdict", "what", *self.worst.comparison.headings], rows)
+        return ["place", "verdict", "what", *self.worst.comparison.headings], rows
 
     def __repr__(self) -> str:
         return format_comparison(self.sentences, self.tables)
