@@ -187,6 +187,17 @@ def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, m
     assert f"--at {dial.spread(11)[7]:g}<" in html
 
 
+def test_a_dial_over_a_wish_has_no_verdicts_on_a_total_because_the_wish_counts_once_at_every_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, html = reported(tmp_path, [QUIETLY], {"addons": [f"{QUIET}=0..2"]}, monkeypatch)
+    assert "the weight of quiet is 1 at every position" in html
+    assert html.count('data-shown="10"') == 3  # film, table, command: no verdict
+    _, html = reported(tmp_path, [QUIETLY], {"addons": [QUIET]}, monkeypatch, "--addon", f"{QUIET}=2")
+    assert "at every position" not in html
+    assert html.count('data-shown="10"') == 4  # at a weight that is named a total is one
+
+
 def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], Path], browser: Any) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys

@@ -16,6 +16,7 @@ import pytest
 
 from repolicy.addons.addon import combine_addons
 from repolicy.cli import main as cli
+from repolicy.differences import rounded
 from repolicy.errors import FileError, RepolicyError
 from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.learning.training import customize, train
@@ -27,7 +28,6 @@ from repolicy.priors.opening import read_policy
 from repolicy.report import page, pieces
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, short_number, tick_labels, ticks
-from repolicy.report.differences import rounded
 from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
 from repolicy.report.verdict import verdict

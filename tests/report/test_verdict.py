@@ -10,11 +10,11 @@ import torch
 from tiny_envs import tiny
 
 from experiments.verdicts import KINDS, STARTS, measure_error_rates
+from repolicy.differences import difference, student_t_p_value
 from repolicy.evaluation import Column, Evaluation, evaluate
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.report.differences import difference, student_t_p_value
 from repolicy.report.sweep_page import point_verdicts
 from repolicy.report.verdict import advice, basis
 from repolicy.report.verdict import verdict as judged

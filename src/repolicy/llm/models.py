@@ -19,6 +19,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from repolicy.differences import student_t_p_value
 from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
 from repolicy.files import read_json
 from repolicy.llm.mixing import SAMPLING, ModelView, dialed_generator, mixture, model_view, sample
@@ -27,7 +28,6 @@ from repolicy.llm.requirements import checked_rewards, require_same_vocabulary
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_function
 from repolicy.objective import Objective, residual
-from repolicy.report.differences import student_t_p_value
 from repolicy.report.page import page, section, table
 from repolicy.text import format_count, with_minus
 

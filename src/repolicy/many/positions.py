@@ -163,7 +163,8 @@ def evaluate_positions(
 
     A dialed add-on has the weight 1 at every position, so that positions can be compared. `out` is the result's folder.
     """
-    once = addon_names.with_weights(addons, {each.name: 1.0 for each in addon_names.dials(addons)})
+    dialed_addons = {each.name: 1.0 for each in addon_names.dials(addons)}
+    once = addon_names.with_weights(addons, dialed_addons)
     addon, prior = combine_addons(once), require_prior(dialed.saved, dialed.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
@@ -180,7 +181,8 @@ def evaluate_positions(
     symbols = [meaning(each).symbol for each in dialed.dials] or ["t"]
     is_curve = len(symbols) == 1
     request = {"env": env, "addons": list(once)}
-    return SweepResult(request, out, first, points, {}, symbols[0] if is_curve else "position", is_curve)
+    symbol = symbols[0] if is_curve else "position"
+    return SweepResult(request, out, first, points, {}, symbol, is_curve, bool(dialed_addons))
 
 
 def shortest(position: Position) -> float | Position:

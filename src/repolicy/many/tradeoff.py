@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.addons import Addon
+from repolicy.differences import difference
 from repolicy.envs import Backend, parse_env_name
 from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
@@ -74,6 +75,7 @@ class SweepResult:
     failed: dict[float, str]  # error message by ω′
     symbol: str = "ω′"  # symbol of the quantity that is swept
     is_curve: bool = True  # whether the points lie on one curve
+    is_addon_dialed: bool = False  # whether the weight of an add-on is what changes: no total compares the points then
 
     def name(self, point: Point) -> str:
         """Return a point's name, such as `ω′ 0.3`."""
@@ -82,6 +84,10 @@ class SweepResult:
     @property
     def has_basic_reward(self) -> bool:
         return all(point.basic is not None for point in [self.prior, *self.points])
+
+    @property
+    def has_total(self) -> bool:
+        return self.has_basic_reward and not self.is_addon_dialed
 
     @property
     def cost_name(self) -> str:
@@ -116,7 +122,7 @@ class SweepResult:
     @property
     def best(self) -> int | None:
         """Index of the point with the highest total reward, or None where the prior ties with it or it is unknown."""
-        if not self.has_basic_reward or self._tied[0]:
+        if not self.has_total or self._tied[0]:
             return None
         return int(np.argmax([point.total for point in self.points]))
 
@@ -127,16 +133,17 @@ class SweepResult:
 
     @cached_property
     def _tied(self) -> list[bool]:
-        """Whether each total, the prior's first, is within two standard errors of the highest, in paired episodes."""
-        everyone = [point.main_evaluation.columns["total_reward"].values for point in [self.prior, *self.points]]
-        highest = max(everyone, key=np.mean)
-        gaps = [Column("", highest - values) for values in everyone]
-        return [not gap.mean > 2.0 * gap.error for gap in gaps]  # one episode has no error, and tells none apart
+        """Whether each total, the prior's first, cannot be told from the highest, by the test of the verdicts."""
+        everyone = [point.main_evaluation.columns["total_reward"] for point in [self.prior, *self.points]]
+        highest = max(everyone, key=lambda column: column.mean)
+        comparisons = 2 * len(self.points)  # a verdict on each point, with two kinds of action
+        gaps = [difference(column, highest, paired=True, comparisons=comparisons) for column in everyone]
+        return [not gap.is_significant for gap in gaps]
 
     @property
     def first_shown(self) -> int:
-        """Index of the point that a page shows first: the one with the best total, else the knee, else the middle."""
-        if self.has_basic_reward:  # also where the prior is better still
+        """Index of the point that a page shows first: that of the highest total, else the knee, else the middle."""
+        if self.has_total:  # also where the prior is better still
             return int(np.argmax([point.total for point in self.points]))
         return len(self.points) // 2 if self.knee is None else self.knee
 

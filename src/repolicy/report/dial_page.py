@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repolicy.addons import addons_from_card, backend_from_card, check_env, env_from_card
+from repolicy.addons import addon_names, addons_from_card, backend_from_card, check_env, env_from_card
 from repolicy.errors import UsageError
 from repolicy.files import check_writable, write_json
-from repolicy.many.positions import MEANINGS, DialedPolicy, as_dict, evaluate_positions, exact_text, meaning
+from repolicy.many.positions import DialedPolicy, as_dict, evaluate_positions, exact_text, meaning
 from repolicy.many.tradeoff import SweepResult
 from repolicy.priors import output_folder
 from repolicy.report import page, sweep_page
@@ -85,7 +85,7 @@ def _lead(dialed: DialedPolicy, swept: SweepResult) -> str:
 
 
 def _sliders(dialed: DialedPolicy, swept: SweepResult) -> list[str]:
-    """Return a slider for each dial. A single one begins at the best position, several in the middle."""
+    """Return a slider for each dial. A single one begins at the highest total, several in the middle."""
     if swept.is_curve:
         *_, left, right = meaning(dialed.dials[0]) if dialed.dials else ("prior", "customized")
         return [sweep_page.point_slider(swept, left, right)]
@@ -105,7 +105,6 @@ def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str],
     """
     env, out = swept.request["env"], swept.folder
     films, complaint = _film_positions(dialed, env, say)
-    dialed_addons = [each.name for each in dialed.dials if each.name not in MEANINGS]
     word = "dials" if len(dialed.dials) > 1 else "dial"
     commands = [page.command(dialed.command(position)) for position in dialed.positions]
     commands = [sweep_page.at_stop(index, command) for index, command in enumerate(commands)]
@@ -114,7 +113,7 @@ def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str],
         page.section(
             f"Turn the {word}",
             *_sliders(dialed, swept),
-            *([] if dialed_addons else sweep_page.point_verdicts(swept)),
+            *([] if swept.is_addon_dialed else sweep_page.point_verdicts(swept)),
             page.films(sweep_page.film_figures(swept, films), complaint),
             *sweep_page.point_tables(swept),
         ),
@@ -124,8 +123,9 @@ def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str],
         chart = sweep_page.tradeoff_chart(swept)
         parts.append(page.section("The trade-off", chart, note=sweep_page.tradeoff_note(swept)))
     note = sweep_page.points_note(swept)
-    if dialed_addons:
-        note += f" In the add-on reward the weight of {escape(' and of '.join(dialed_addons))} is 1 at every position."
+    if swept.is_addon_dialed:
+        names = escape(" and of ".join(each.name for each in addon_names.dials(addons)))
+        note += f" In the add-on reward the weight of {names} is 1 at every position."
     parts.append(page.section("Every position", sweep_page.points_table(swept), note=note))
     title = f"{env} with {' + '.join(addons)}: the {word}"
     return page.write(out / "report.html", title, _lead(dialed, swept), parts, sweep_page.SCRIPT)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from repolicy.differences import Difference, differences
 from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report import charts, page
-from repolicy.report.differences import Difference, differences
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
 from repolicy.text import Say, format_number

@@ -134,7 +134,7 @@ def tradeoff_note(swept: SweepResult) -> str:
         knee = "the dotted ring marks the knee, beyond which more of the wish costs much more of the old task"
     best = ""
     if swept.best is not None:
-        others = f" ({format_count(swept.tied_points, 'other')} within its error)" if swept.tied_points else ""
+        others = f" ({format_count(swept.tied_points, 'other')} cannot be told from it)" if swept.tied_points else ""
         best = f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}{others}; "
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "

@@ -2,7 +2,7 @@
 
     verdict([(prior, customized)])      # ["it has 89 % of the old return and gained 1,509 of the wish; better than …"]
 
-`differences.py` says which differences are significant.
+`repolicy/differences.py` says which differences are significant.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from repolicy.addons import Limit
+from repolicy.differences import Difference, differences, rounded, value_and_error
 from repolicy.envs import parse_env_name
 from repolicy.evaluation import ACTIONS, Evaluation
-from repolicy.report.differences import Difference, differences, rounded, value_and_error
 from repolicy.runs import Settings
 from repolicy.text import format_count, format_number, with_minus
 
