@@ -70,6 +70,15 @@ def test_a_std_that_the_actor_would_cut_is_refused() -> None:
         from_repolicy(small_policy(), runner(distribution={"std_range": [0.9, 2.0]}).alg.actor)
 
 
+def test_an_actor_that_cannot_be_a_copy_is_told_which_can() -> None:
+    """A policy of ours has its std beside its network, and this actor in it."""
+    actor = {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"}}
+    prior = small_policy()
+    with pytest.raises(UsageError, match="repolicy.hosts.rsl_rl:PolicyActor"):
+        runner(algorithm=residual(prior), actor=actor)
+    runner(algorithm=residual(prior), actor=actor | POLICY_ACTOR)
+
+
 def test_notes_on_a_prior_that_actor_and_algorithm_open_are_printed_once(tmp_path: Path) -> None:
     path = str(checkpoint(tmp_path))
     with warnings.catch_warnings(record=True) as caught:

@@ -227,7 +227,8 @@ def _spec_of(actor: Any) -> PolicySpec:
     """Return the spec of rsl_rl's actor as a policy of ours. Raises where it cannot be one."""
     if actor.is_recurrent or hasattr(actor, "cnns") or type(actor.distribution) is not GaussianDistribution:
         kinds = f"{type(actor).__name__} with a {type(actor.distribution).__name__}"
-        raise UsageError(f"the actor is a {kinds}; a policy of Repolicy is an MLPModel with a GaussianDistribution")
+        fits = "an MLPModel with a GaussianDistribution, or a repolicy.hosts.rsl_rl:PolicyActor, which takes any"
+        raise UsageError(f"the actor is a {kinds}; one that can be a policy of Repolicy is {fits}")
     layers = layers_of(actor)
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
     classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
