@@ -154,8 +154,7 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     said = capsys.readouterr().out
     first, again = started.method, host.resumed(tmp_path, PRIOR, **options).method
     [held] = first.steering.kept_share.values()
-    earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", said)[1])
-    assert earned < 0.0
+    earned = -float(re.search(r"keep is 0.9 of −(\S+) ± \S+, what the prior's mean", said)[1])
     assert (held.limit.name, held.limit.sign) == ("basic_reward", -1)
     assert held.limit.bound == pytest.approx(1.1 * earned, rel=0.01)
     assert first.steering.sampling_gap != 0.0
