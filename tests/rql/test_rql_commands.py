@@ -335,6 +335,8 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
          lambda: train(WALK, full(0.5), out, replace(QUICK, steps=150, warmup=150))),
         ("the first gradient step comes after 151 steps, so nothing would be learned in 150",
          lambda: train(WALK, full(0.5), out, replace(QUICK, steps=150, train_every=151))),
+        ("the first gradient step comes after 32 steps, so nothing would be learned in 30",
+         lambda: train(WALK, full(0.5), out, replace(QUICK, steps=30, train_every=16))),
         ("can hold no Table: act with model.predict",
          lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
         ("needs info['addon_reward'], and the environment's info has nothing: wrap it in repolicy.rql.WithAddon",

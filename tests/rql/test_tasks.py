@@ -138,6 +138,17 @@ def test_the_engine_takes_them_with_their_addon(name: str) -> None:
     assert (paid < 0).all()
 
 
+@pytest.mark.parametrize("name", ["CartPole", "MountainCar", "Highway", "Parking"])
+def test_they_can_be_filmed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    task = getattr(tasks, name)(render_mode="rgb_array")
+    task.reset(seed=0)
+    picture = task.render()
+    task.close()
+    assert picture.ndim == 3
+    assert picture.min() < picture.max()
+
+
 def test_without_highway_env_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highway_env.envs.common.observation", None)
     monkeypatch.delitem(sys.modules, "repolicy.rql.tasks")

@@ -220,7 +220,7 @@ def _request(
 ) -> Request:
     """Return the request of a run. Without an add-on, an objective that reads one reads `info["addon_reward"]`."""
     check_env(addons, env)
-    first = max(settings.warmup + 1, settings.train_every)
+    first = (settings.warmup // settings.train_every + 1) * settings.train_every  # it trains after whole rounds
     if settings.steps < first:
         problem = (
             f"the first gradient step comes after {first:,} steps, so nothing would be learned in {settings.steps:,}"

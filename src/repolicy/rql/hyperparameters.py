@@ -40,7 +40,8 @@ class Settings(AnySettings):
     """Adam's first step size for the actor of ResidualSAC, which falls to 0 at the end. At 0 it is that of the critics
     throughout."""
     noise: Annotated[float, Within(0, 10)] = 0.0
-    """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
+    """Std of noise that is added to continuous actions while training, where 1 is half the range between their bounds.
+    It is correlated in time (Ornstein–Uhlenbeck)."""
 
 
 @dataclass(frozen=True)

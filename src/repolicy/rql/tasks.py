@@ -10,7 +10,7 @@ the names of these environments and of the add-on:
 | CartPole, 500 steps | 1 − 10·abs(angle)/0.2095 | −abs(position)/2.4: stay in the middle |
 | MountainCar, 999 steps, continuous | 100 at the top, −0.1·action² | −0.1 where action < 0: push to the right |
 | Highway, 3 lanes, 30 cars, 40 s | 1 + 0.4·speed − 0.5·crash, 0 off the road | 0.5·lane/2: keep to the right |
-| Parking, 20 s | minus the distance from the goal | −1 on a line between slots |
+| Parking, 20 s | minus the distance from the goal, −5 for a crash | −1 on a line between slots |
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,8 @@ import numpy as np
 from repolicy.errors import UsageError
 
 try:
+    from highway_env.envs.common.abstract import AbstractEnv
+    from highway_env.envs.common.graphics import EnvViewer
     from highway_env.envs.common.observation import KinematicsGoalObservation
     from highway_env.envs.highway_env import HighwayEnv
     from highway_env.envs.parking_env import ParkingEnv
@@ -56,8 +58,8 @@ class Task(gymnasium.Wrapper[Any, Any, Any, Any]):
 class CartPole(Task):
     """Keep the pole upright; add-on: keep the cart in the middle."""
 
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
         return 1.0 - 10.0 * abs(observation[2]) / 0.2095
@@ -69,8 +71,8 @@ class CartPole(Task):
 class MountainCar(Task):
     """Reach the top with little effort; add-on: do not push to the left."""
 
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("MountainCarContinuous-v0"))
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(gymnasium.make("MountainCarContinuous-v0", render_mode=render_mode))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         return -0.1 if np.ravel(action)[0] < 0 else 0.0
@@ -82,8 +84,8 @@ HIGHWAY = {"lanes_count": 3, "vehicles_count": 30, "duration": 40, "simulation_f
 class Highway(Task):
     """Drive fast without a crash; add-on: keep to the right."""
 
-    def __init__(self) -> None:
-        super().__init__(gymnasium.wrappers.FlattenObservation(QuickHighway(HIGHWAY)))
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(_flat(QuickHighway(HIGHWAY, render_mode)))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
         terms = info["rewards"]
@@ -100,13 +102,21 @@ PARKING = {"duration": 20}
 class Parking(Task):
     """Park in the slot that is marked; add-on: do not touch the lines between slots."""
 
-    def __init__(self) -> None:
-        super().__init__(gymnasium.wrappers.FlattenObservation(QuickParking(PARKING)))
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(_flat(QuickParking(PARKING, render_mode)))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
         size = np.array([vehicle.LENGTH, vehicle.WIDTH])
         return -float(touches(np.asarray(vehicle.position), float(vehicle.heading), size, SLOT_LINES))
+
+
+def _flat(env: AbstractEnv) -> gymnasium.Env[Any, Any]:
+    """Return an environment of highway-env with observations as vectors. It can be filmed without a screen."""
+    if env.render_mode is not None:
+        env.viewer = EnvViewer(env)
+        env.viewer.enabled = True  # which it is not under SDL's driver "dummy", although it draws on no screen
+    return gymnasium.wrappers.FlattenObservation(env)
 
 
 # The lines at both sides of 14 slots, above and below the drive: (x, y) of both ends, [30, 2, 2].
