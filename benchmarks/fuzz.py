@@ -133,7 +133,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
 
     replaced = {
         "cli.main._unexpected_error_sentence": surprise, "learning.segments.Segments.remaining": remaining,
-        "learning.training.try_addon": lambda *_: ([], 1.0),
+        "prepare.checks.try_addon": lambda *_: ([], 1.0),
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: ([], 1.0),

@@ -45,7 +45,7 @@ def customize_arguments(name: str) -> list[str]:
 def make_sweep(name: str, runs: Path, jobs: int) -> Path:
     """Make or resume a sweep unless it is finished, and return its folder."""
     folder = runs / name
-    if "points" not in (SweepFolder(folder).read() or {}):
+    if "points" not in SweepFolder(folder).read():
         command_line([*customize_arguments(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
     return folder
 

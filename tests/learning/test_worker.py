@@ -193,14 +193,14 @@ def test_derived_seeds_differ() -> None:
 
 # Scales and budgets ---------------------------------------------------------------------------------------------------
 def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_half() -> None:
-    scale, critic = ReturnScale(2), Mlp(1, (4,), 2)
+    scale = ReturnScale(2)
     first, second = torch.randn(2, 500, 2, dtype=torch.float64) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
-    scale.update(moment_sums(first), critic)
+    scale.update(moment_sums(first))
     torch.testing.assert_close(scale.mean, first.mean(0))
     torch.testing.assert_close(scale.std, first.std(0, correction=0), rtol=1e-4, atol=0)
     for _ in range(20):  # a count that only grows would weigh the next one with a twentieth
-        scale.update(moment_sums(first), critic)
-    scale.update(moment_sums(second + 100.0), critic)
+        scale.update(moment_sums(first))
+    scale.update(moment_sums(second + 100.0))
     torch.testing.assert_close(scale.mean, 0.5 * first.mean(0) + 0.5 * (second.mean(0) + 100.0))
     torch.testing.assert_close(scale.undo(scale.apply(second)), second)
 
@@ -212,10 +212,10 @@ def test_what_the_critic_predicts_stays_when_its_unit_moves(dials: int) -> None:
         torch.nn.init.normal_(parameter)
     scale, inputs = ReturnScale(2), torch.rand(20, 3 + dials)
     outputs = critic(inputs)
-    scale.update(moment_sums(torch.randn(100, 2) * 4.0 - 30.0), critic)
+    scale.update(moment_sums(torch.randn(100, 2) * 4.0 - 30.0))
     assert torch.equal(critic(inputs), outputs)  # at first the network stays as it is
     before = scale.undo(critic(inputs))
-    scale.update(moment_sums(torch.randn(100, 2) * 9.0 + 70.0), critic)
+    scale.update(moment_sums(torch.randn(100, 2) * 9.0 + 70.0))
     assert not torch.allclose(critic(inputs), outputs)
     torch.testing.assert_close(scale.undo(critic(inputs)), before, rtol=1e-4, atol=1e-3)
 

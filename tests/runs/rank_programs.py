@@ -83,7 +83,7 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     settings = Settings(max_gradient_norm=1e9)
     terms: Any = FixedTerms(Request("any", no_entropy(), settings))
     credit = terms.normalized(None, gains[:, mine], returns[:, mine], team)
-    learner.return_scale.update(credit.target_sums, learner.critic)
+    learner.critic.rescale(*learner.return_scale.update(credit.target_sums))
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),

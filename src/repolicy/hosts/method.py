@@ -176,8 +176,8 @@ class Method:
         if not self.changes_rewards:
             return
         outputs = self.scale.apply(values)
-        self.scale.update(moments[:, 1:] if returns.dim() == 2 else self.add_up(moment_sums(returns)), self.critic)
-        factor, offset = self.critic.last_rescaling
+        factor, offset = self.scale.update(moments[:, 1:] if returns.dim() == 2 else self.add_up(moment_sums(returns)))
+        self.critic.rescale(factor, offset)
         returns.copy_(self.scale.apply(returns))
         values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))
 

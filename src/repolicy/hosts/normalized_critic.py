@@ -37,7 +37,6 @@ class NormalizedCritic:
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
         """Change the outputs to factor · outputs + offset."""
-        self.last_rescaling = factor, offset
         self.move_scale()
         factor, offset = factor.to(self.mean), offset.to(self.mean)
         if isinstance(self.output_layer, Mlp):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +11,6 @@ from torch import Tensor
 from repolicy.errors import NumericError
 from repolicy.policies import Mlp, Policy, adam_step, flatten, merge_moments
 from repolicy.runs import Ranks, Settings
-
-
-class RescalableCritic(Protocol):
-    """A critic with outputs `[..., H]`, whose last layer can absorb a linear map of them."""
-
-    def rescale(self, factor: Tensor, offset: Tensor) -> None:
-        """Change the weights so that the new outputs are factor · old outputs + offset, both `[H]`."""
-
 
 HISTORY_WEIGHT = 1.0  # of all earlier rollouts against the new one; low, since early returns change a lot
 
@@ -38,19 +30,18 @@ class ReturnScale:
     def std(self) -> Tensor:
         return (self.statistics[2] + 1e-8).sqrt()
 
-    def update(self, return_sums: Tensor, critic: RescalableCritic) -> None:
-        """Add a rollout's returns, given as `moment_sums` `[3, H]`, and rescale the critic to match.
+    def update(self, return_sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a rollout's returns, given as `moment_sums` `[3, H]`; return factor and offset `[H]` for the critic.
 
-        The critic predicts the same returns as before. At the first call it has learned nothing, so it is not rescaled:
-        its outputs are about 0, and thus predict the mean.
+        With outputs factor · old outputs + offset, the critic predicts the same returns as before. At the first call it
+        has learned nothing, so they are 1 and 0: its outputs are about 0, and thus predict the mean.
         """
         count, mean, var = self.statistics.to(return_sums.device)
         is_known, std = count > 0, (var + 1e-8).sqrt()
         history = torch.stack([count.clamp(max=HISTORY_WEIGHT * return_sums[0]), mean, var])
         self.statistics = merge_moments(history, return_sums)
         factor = torch.where(is_known, std / self.std, 1.0)
-        offset = torch.where(is_known, (mean - self.mean) / self.std, 0.0)
-        critic.rescale(factor, offset)
+        return factor, torch.where(is_known, (mean - self.mean) / self.std, 0.0)
 
     def apply(self, returns: Tensor) -> Tensor:
         """Normalize returns `[..., H]`."""

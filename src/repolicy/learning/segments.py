@@ -18,6 +18,7 @@ from repolicy.envs import Collector, DialedEnvs, Envs, check_fit, make_envs, par
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.evaluation import run_episodes
 from repolicy.learning.multipliers import measure_prior_rewards
+from repolicy.learning.terms import at_dial_middle
 from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
@@ -217,7 +218,8 @@ class Segments:
 
     def evaluate(self) -> dict[str, float]:
         """Return the means of a few sampled episodes over all ranks; their seeds are the same in all segments."""
-        values = self.run_episodes(self.worker.evaluation_target[0], 1, Stream.EVALUATION)
+        policy, _ = at_dial_middle(self.worker.learner.policy, self.worker.objective)
+        values = self.run_episodes(policy, 1, Stream.EVALUATION)
         objectives = values["evaluation_objective"]
         sums = [float(len(objectives)), float(np.square(objectives).sum())]
         sums += [float(each.sum()) for each in values.values()]
@@ -239,7 +241,7 @@ class Segments:
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
         # The reformulated reward is linear in its terms, so their sums over an episode give the episode's objective.
-        objective = worker.evaluation_target[1]
+        _, objective = at_dial_middle(worker.learner.policy, worker.objective)
         task = task_reward(objective, evaluation.basic, evaluation.addon)
         terms = evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
         parts = reformulated(objective, task, *terms)

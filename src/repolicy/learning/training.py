@@ -18,17 +18,8 @@ from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior, read_card, with_torch_defaults
-from repolicy.prepare import session
+from repolicy.prepare import checks, session
 from repolicy.prepare.beginning import INITS, Start
-from repolicy.prepare.checks import (
-    NO_ADDON,
-    check_request,
-    check_steps,
-    check_wish,
-    choose_weights,
-    try_addon,
-    unused_settings,
-)
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import evaluate_untrained, open_start
@@ -88,7 +79,7 @@ def train(
     usual = train_defaults(env) if earlier is None else earlier.settings
     settings, notes = session.ranks_for(session.complete_settings(settings, usual), [env, *options.addons])
     objective, settings = session.resume_choices(options.objective or soft(), settings.resolved(), earlier, folder.path)
-    check_steps(settings)
+    checks.check_steps(settings)
     with watchdog(env_timeout):
         env = with_observation_roles(env, backend=settings.backend)
         decision = decide(objective, None, env, options.addons, settings)
@@ -96,7 +87,7 @@ def train(
         if objective.reads_prior or objective.reads_states or objective.dials or addon_names.dials(options.addons):
             raise UsageError("a weight on omega or states, or a range of weights, needs a prior: use customize")
         request = Request(env, objective, decision.settings, options.addons)
-        check_request(request)
+        checks.check_request(request)
         headline = f"training in {env}, into {session.describe_folder(folder, resume, earlier)}"
         notes = [headline, *notes, *decision.notes]
         return run(request, folder, resume, callbacks, notes, env_timeout)
@@ -171,7 +162,7 @@ def customize(
     earlier = session.earlier_request(folder, resume, trusted, options, customizes=True)
     options = options.filled_from(earlier)
     if not options.addons:
-        raise UsageError(f"customizing {NO_ADDON}")
+        raise UsageError(f"customizing {checks.NO_ADDON}")
     if earlier is not None and init == "auto":
         if earlier.init:
             init = folder.init
@@ -193,13 +184,13 @@ def customize(
     objective, settings = session.resume_choices(
         options.objective or residual(), settings.resolved(), earlier, folder.path
     )
-    check_steps(settings)
+    checks.check_steps(settings)
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
-        check_wish(options.addons, env)  # before anything slow
+        checks.check_wish(options.addons, env)  # before anything slow
         where = session.describe_folder(folder, resume, earlier)
         headline = f"customizing {session.display_name(prior)} in {env} to {' + '.join(options.addons)}, into {where}"
-        notes = [headline, *notes, *start.notes, *unused_settings(settings)]
+        notes = [headline, *notes, *start.notes, *checks.unused_settings(settings)]
         request = Request(env, objective, settings, options.addons, sparse=options.sparse, limits=options.limits)
         start, request = _prepare_start(start, request, folder, init, resumed, callbacks, notes)
         return run(request, folder, resume, callbacks, notes, env_timeout, start)
@@ -233,7 +224,7 @@ def _prepare_start(
     request = replace(request, prior=prior_checksum, init=init_checksum)
 
     # Try the add-on, and measure what a generative policy earns before training.
-    trial_notes, trial_length = try_addon(prior.policy, request)
+    trial_notes, trial_length = checks.try_addon(prior.policy, request)
     notes += trial_notes
     untrained = 0
     if parse_env_name(request.env).decoder is not None and not resumed:
@@ -241,7 +232,7 @@ def _prepare_start(
         notes += sentences
 
     # Choose the weight of each term of the return.
-    request, decision = choose_weights(request, prior, say)
+    request, decision = checks.choose_weights(request, prior, say)
     notes += decision.notes
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", trial_length))

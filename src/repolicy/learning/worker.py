@@ -12,7 +12,7 @@ from repolicy.envs import Collector, Rollout, critic_size, probe_env
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
-from repolicy.learning.terms import DialedTerms, FixedTerms, TaskRewards, at_dial_middle, dial_metrics
+from repolicy.learning.terms import DialedTerms, FixedTerms, TaskRewards, dial_metrics
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import OBSERVATION_BOUND, Density, Normalizer, Policy, moment_sums, trainable_copy
 from repolicy.prepare.states import familiarity
@@ -65,11 +65,6 @@ class Worker:
         std_speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         networks = self.terms.networks(policy, self.critic_size)
         self.learner = ppo.Learner(*networks, self.settings.learning_rate, std_speed)
-
-    @property
-    def evaluation_target(self) -> tuple[Policy, Objective]:
-        """The policy and the objective that short evaluations use; with dials, those at the middle of each dial."""
-        return at_dial_middle(self.learner.policy, self.objective)
 
     @property
     def acting_prior(self) -> MeanPrior | Policy | None:
@@ -228,7 +223,7 @@ class Worker:
         advantages, targets = self.terms.credit(task, reward, values, next_values, terminated, ended)
         normalized = self.terms.normalized(task, advantages, targets, self.team)
         scale = self.learner.return_scale
-        scale.update(normalized.target_sums, self.learner.critic)
+        self.learner.critic.rescale(*scale.update(normalized.target_sums))
         metrics.update(explained_variance=normalized.explained_variance, return_scale=float(scale.std.mean()))
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),

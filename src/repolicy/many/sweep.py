@@ -95,13 +95,12 @@ def sweep(
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     check_counts(0, jobs=jobs)
     folder = SweepFolder(Path(out or default_out(prior.folder if isinstance(prior, Result) else prior, "sweep")))
-    content = folder.read() if resume else None
-    if episodes is None:
-        episodes = (content or {}).get("episodes", EPISODES)
+    content = folder.read() if resume else {}
+    episodes = content.get("episodes", EPISODES) if episodes is None else episodes
     check_counts(episodes=episodes)
-    before = None if content is None else folder.point_request(content["request"])
+    before = folder.point_request(content["request"]) if content else None
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
-    omegas = sorted_omegas(values or (content or {}).get("omegas", ()))
+    omegas = sorted_omegas(values or content.get("omegas", ()))
     if before is None:
         folder.check_new()  # before anything that takes a while
     check_writable(folder.content)

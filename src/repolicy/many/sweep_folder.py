@@ -60,10 +60,10 @@ class SweepFolder:
         if RunFolder(self.path).request() is not None:
             raise UsageError(f"{self.path} holds a run, not a sweep; choose another --out")
 
-    def read(self) -> dict[str, Any] | None:
-        """Return the content of sweep.json, or None where there is no sweep."""
+    def read(self) -> dict[str, Any]:
+        """Return the content of sweep.json, empty where there is no sweep."""
         if not os.path.lexists(self.content):
-            return None
+            return {}
         content = read_json(self.content)
         check_shape(content, SHAPE, f"{self.content} cannot be used: its story")
         return dict(content)
@@ -83,7 +83,7 @@ class SweepFolder:
     def claim(self, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int) -> list[float]:
         """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
         content = self.read()
-        if content is not None:
+        if content:
             omegas = sorted_omegas({*content["omegas"], *omegas})
             stored, wanted = content["request"], json.loads(json.dumps(request))
             changes = list(describe_changes(_with_prior_in_words(stored), _with_prior_in_words(wanted)))

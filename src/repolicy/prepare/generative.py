@@ -32,8 +32,7 @@ from repolicy.prepare.session import display_name
 from repolicy.prepare.weights import collect_trial
 from repolicy.priors import check_no_options, decoder_digest, fit_normalizer, is_code, load_decoder
 from repolicy.readers.reading import Options
-from repolicy.runs import Settings, validate_settings
-from repolicy.text import format_digits
+from repolicy.runs import Estimate, Settings, validate_settings
 
 HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is always added, so that it is never 0
 NOISE_SCALES = (1.0, 0.5, 0.0)  # scales of the noise that are evaluated without training
@@ -78,11 +77,9 @@ def open_start(
         remedy = "name its environment with --env; for another kind of policy leave out --noise"
         raise UsageError(f"{display_name(prior)} is named as a generative policy: {remedy}")
     if not resumed:
-        named = (
-            vars(settings) if isinstance(settings, Settings) else validate_settings(dict(settings or {}), "settings")
-        )
-        read = Settings(**{option: named[option] for option in ("seed", "backend") if option in named})
-        policy, name = noise_prior(prior, noise, chunk, env, read, trust)
+        if not isinstance(settings, Settings):
+            settings = Settings(**validate_settings(dict(settings or {}), "settings"))
+        policy, name = noise_prior(prior, noise, chunk, env, settings, trust)
         # noise_prior has run one trial rollout already, for the normalizer
         return replace(open_prior(policy), name=display_name(prior), trials=2), name
     reference = decoder_reference(prior)
@@ -224,12 +221,9 @@ def check_copyable(env: str, addon: Addon) -> None:
 
 
 def _format_rewards(evaluation: Evaluation) -> str:
-    columns = [
-        column for name, column in evaluation.columns.items() if name in ("basic_reward", "addon_reward", "metric")
-    ]
-    return ", ".join(
-        f"{column.title} {format_digits(column.mean, 4)} ± {format_digits(column.error, 2)}" for column in columns
-    )
+    columns = evaluation.columns
+    known = [columns[name] for name in ("basic_reward", "metric", "addon_reward") if name in columns]
+    return ", ".join(f"{column.title} {Estimate(column.mean, column.error)}" for column in known)
 
 
 def _describe_decoder(env: str, settings: Settings) -> str:
