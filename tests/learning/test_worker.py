@@ -212,10 +212,10 @@ def test_what_the_critic_predicts_stays_when_its_unit_moves(dials: int) -> None:
         torch.nn.init.normal_(parameter)
     scale, inputs = ReturnScale(2), torch.rand(20, 3 + dials)
     outputs = critic(inputs)
-    scale.update(moment_sums(torch.randn(100, 2) * 4.0 - 30.0))
+    critic.rescale(*scale.update(moment_sums(torch.randn(100, 2) * 4.0 - 30.0)))
     assert torch.equal(critic(inputs), outputs)  # at first the network stays as it is
     before = scale.undo(critic(inputs))
-    scale.update(moment_sums(torch.randn(100, 2) * 9.0 + 70.0))
+    critic.rescale(*scale.update(moment_sums(torch.randn(100, 2) * 9.0 + 70.0)))
     assert not torch.allclose(critic(inputs), outputs)
     torch.testing.assert_close(scale.undo(critic(inputs)), before, rtol=1e-4, atol=1e-3)
 
