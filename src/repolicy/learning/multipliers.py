@@ -185,11 +185,7 @@ class Limits(dict[str, HeldLimit]):
         return sum(held.weight * held.limit.excess(one) for held, one in zip(self.values(), values, strict=True))
 
     def metrics(self, measured: dict[str, Estimate], sizes: dict[str, float], worth: float) -> dict[str, float]:
-        """Store what was measured and return its log columns; set the initial weights at the first call.
-
-        sizes: the typical size of each quantity in a step.
-        worth: the reward that this size is worth at first.
-        """
+        """Store what was measured and return its log columns; the first call also begins every limit."""
         self.measured = measured
         metrics = dict[str, float]()
         for name, held in self.items():

@@ -148,10 +148,7 @@ class Learner:
         return self.return_scale.undo(self.critic(inputs))
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
-        """Compute the losses of a minibatch, and their gradient into `self.gradient`.
-
-        The loss that is differentiated also contains −`bonus` · entropy.
-        """
+        """Compute a minibatch's losses, and into `self.gradient` the gradient of these and of −`bonus` · entropy."""
         self._buffer.zero_()
         distribution = self.policy.distribution(batch.inputs)
         result = losses(distribution.log_prob(batch.actions), self.critic(batch.critic_inputs), batch, settings)

@@ -80,10 +80,7 @@ def sweep(
         env: the environment; by default the one that the prior was trained in.
         resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.
         trust: run code that the prior's file or the resumed sweep names.
-        reading: options for a file of another library.
-        noise: for a generative policy, the size of its noise, as in `customize`.
-        chunk: for a generative policy, the number of successive actions in its output.
-        sparse: accept an add-on that is constant over some thousand trial steps.
+        reading, noise, chunk, sparse: as in `customize`.
         jobs: the number of points that are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
         episodes: the number of episodes in each evaluation afterwards; by default 50.
@@ -177,9 +174,6 @@ def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: S
     }
 
 
-# Training -------------------------------------------------------------------------------------------------------------
-
-
 def _train(
     omegas: Sequence[float],
     folder: SweepFolder,
@@ -196,7 +190,8 @@ def _train(
         program = (*PYTHON, "-m", "repolicy", *words, "--resume", "--no-report")
         omega_of[Job(f"ω′ {omega:g}", program, folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.
-    trained = [omega for omega in omegas if _point_progress(folder.run(omega), request) == 1.0]
+    iterations = Settings(**request["settings"]).iterations
+    trained = [omega for omega in omegas if _point_progress(folder.run(omega), iterations) == 1.0]
     count, names = len(omegas) - len(trained), " and ".join(f"ω′ {omega:g}" for omega in trained)
     sentences = [f"training {format_count(count, 'point')}, {min(at_once, count)} at a time"] if count else []
     say("; ".join([*sentences, *([f"checking {names}, trained before"] if trained else [])]))
@@ -207,7 +202,7 @@ def _train(
             say(f"{job.name} is trained")
 
     def on_poll() -> None:
-        progress({omega: _point_progress(folder.run(omega), request) for omega in omegas})
+        progress({omega: _point_progress(folder.run(omega), iterations) for omega in omegas})
 
     run_jobs(list(omega_of), start, at_once, on_end=on_end, on_poll=on_poll)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
@@ -218,19 +213,15 @@ def _train(
     return failed
 
 
-def _point_progress(run: RunFolder, request: dict[str, Any]) -> float:
+def _point_progress(run: RunFolder, iterations: int) -> float:
     """Return the share of a point's training that is done, by the last line of its metrics."""
-    settings = Settings(**request["settings"])
     try:
         with open(run.metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             last_line = file.read().splitlines()[-1]
-        return float(json.loads(last_line)["iteration"]) / settings.iterations
+        return float(json.loads(last_line)["iteration"]) / iterations
     except (OSError, ValueError, IndexError, KeyError, TypeError):
         return 0.0
-
-
-# Evaluation -----------------------------------------------------------------------------------------------------------
 
 
 def _evaluate_all(

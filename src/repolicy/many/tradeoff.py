@@ -169,10 +169,7 @@ class SweepResult:
         return knee(costs, gains)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return headings and rows, the prior first: basic reward kept, gain, distance.
-
-        A quantity has the digits of its largest mean.
-        """
+        """Return headings and rows, the prior first; a quantity has the digits of its largest mean."""
         everyone = [self.prior, *self.points]
 
         def column(name: str, title: str = "") -> list[str]:
@@ -254,9 +251,6 @@ def _scaled_to_unit(values: np.ndarray) -> np.ndarray:
     above_lowest = values - values.min(-1, keepdims=True)
     span = above_lowest.max(-1, keepdims=True)
     return above_lowest / np.where(span > 0, span, 1.0)
-
-
-# On disk --------------------------------------------------------------------------------------------------------------
 
 
 def as_dict(swept: SweepResult) -> dict[str, Any]:

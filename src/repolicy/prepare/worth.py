@@ -36,10 +36,7 @@ class Worth:
 
 
 class ReturnsAndNats(NamedTuple):
-    """Returns and nats of some episodes, each `[E]`.
-
-    Nats are log π of the mean actions, or the entropy where actions were sampled. Both sums go over the same steps.
-    """
+    """Returns of some episodes and their nats (see `nats_of`), each `[E]`, summed over the same steps."""
 
     returns: np.ndarray
     nats: np.ndarray
@@ -53,10 +50,7 @@ def nats_of(found: Evaluation) -> np.ndarray:
 
 
 def worth_of(by_mean: ReturnsAndNats, sampled: ReturnsAndNats) -> Worth | None:
-    """Return what a nat is worth in these episodes.
-
-    The result is None where a return is not finite (NaN: the environment has no reward), or where there are no nats.
-    """
+    """Return what a nat is worth; None where a return is not finite (there is no reward), or where nats are missing."""
     both = (by_mean, sampled)
     nats = sum(float(each.nats.mean()) for each in both)
     if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < MIN_NATS:
