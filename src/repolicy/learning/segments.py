@@ -5,6 +5,7 @@ was interrupted or not. So a run that was killed and resumed ends with the same 
 ends with a short evaluation, a policy's file, and a checkpoint.
 """
 
+import reprlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -37,6 +38,7 @@ from repolicy.runs import (
     seed_modules,
     versions,
 )
+from repolicy.text import format_count
 
 ENDED_EARLY = "evaluation_ended_early"
 
@@ -300,12 +302,8 @@ class Segments:
             return []
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)
         left_out = worker.density.constant_observations
-        if not left_out:
-            return []
-        indices = ", ".join(map(str, left_out[:10]))
-        if len(left_out) > 10:
-            indices += f" and {len(left_out) - 10:,} more"
-        return [f"observations that never change under the prior, left out of its states: {indices}"]
+        what = f"{format_count(len(left_out), 'observation')}, {reprlib.repr(left_out)}"
+        return [f"left out of the prior's states, as constant: {what}"] if left_out else []
 
 
 def objective_of(evaluation: dict[str, float]) -> Estimate:
