@@ -80,7 +80,10 @@ def sweep(
         env: the environment; by default the one that the prior was trained in.
         resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.
         trust: run code that the prior's file or the resumed sweep names.
-        reading, noise, chunk, sparse: as in `customize`.
+        reading: options for a file of another library.
+        noise: for a generative policy, the size of its noise, as in `customize`.
+        chunk: for a generative policy, the number of successive actions in its output.
+        sparse: accept an add-on that is constant over some thousand trial steps.
         jobs: the number of points that are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
         episodes: the number of episodes in each evaluation afterwards; by default 50.
