@@ -27,7 +27,7 @@ from repolicy.prepare.session import RequestOptions
 from repolicy.prepare.spending import describe_spending, estimate_spending
 from repolicy.priors import MeanFunction
 from repolicy.readers.reading import Options
-from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
+from repolicy.runs import Request, Result, RunFolder, Settings, complete_settings, torchrun_place
 
 
 @with_torch_defaults()
@@ -77,7 +77,7 @@ def train(
         env = with_observed_keys_of(env, earlier.env)
 
     usual = train_defaults(env) if earlier is None else earlier.settings
-    settings, notes = session.ranks_for(session.complete_settings(settings, usual), [env, *options.addons])
+    settings, notes = session.ranks_for(complete_settings(settings, usual), [env, *options.addons])
     objective, settings = session.resume_choices(options.objective or soft(), settings.resolved(), earlier, folder.path)
     checks.check_steps(settings)
     with watchdog(env_timeout):
@@ -179,7 +179,7 @@ def customize(
         folder.check_prior(earlier, start.checksums[0])
     env = env or with_observed_keys(start.env(trust), observe, observe_critic)
     usual = start.default_settings(env, settings) if earlier is None else earlier.settings
-    settings = session.complete_settings(settings, usual)
+    settings = complete_settings(settings, usual)
     settings, notes = session.ranks_for(settings, [env, *options.addons], start.session_only)
     objective, settings = session.resume_choices(
         options.objective or residual(), settings.resolved(), earlier, folder.path

@@ -29,11 +29,11 @@ from repolicy.policies.storage import FORMAT
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.checks import NO_ADDON, choose_weights, try_addon
 from repolicy.prepare.generative import open_start
-from repolicy.prepare.session import RequestOptions, complete_settings
+from repolicy.prepare.session import RequestOptions
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import Request, Result, RunFolder, Settings, physical_cores
+from repolicy.runs import Request, Result, RunFolder, Settings, complete_settings, physical_cores
 from repolicy.text import Say, default_out, format_count
 
 EPISODES = 50  # of each evaluation

@@ -1,8 +1,8 @@
-"""Begin or resume a run: choose its folder, read its earlier request, complete its settings, attach a live display."""
+"""Begin or resume a run: choose its folder, read its earlier request, fill in its choices, attach a live display."""
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,17 +14,7 @@ from repolicy.objective import Objective
 from repolicy.objective_names import objective_name
 from repolicy.policies import Policy
 from repolicy.priors import qualname_of, restore_decoder
-from repolicy.runs import (
-    BUDGETS,
-    AnySettings,
-    Request,
-    Result,
-    RunFolder,
-    S,
-    Settings,
-    torchrun_place,
-    validate_settings,
-)
+from repolicy.runs import BUDGETS, Request, Result, RunFolder, Settings, torchrun_place
 from repolicy.text import as_file_name, stem_of
 
 
@@ -143,30 +133,6 @@ def earlier_request(
 def describe_folder(folder: RunFolder, resume: bool, before: Request | None) -> str:
     """Return the folder for a message, with a note where there is no run to resume."""
     return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
-
-
-# Settings that are read only with one choice of another setting: that choice in words, and a test for it.
-CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "desired_kl": ("schedule adaptive", lambda settings: settings.schedule == "adaptive"),
-    "clip": ("surrogate clipped", lambda settings: settings.surrogate == "clipped"),
-    "critic_explains": ("a critic_warmup above 0", lambda settings: settings.critic_warmup > 0.0),
-}
-
-
-def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
-    """Return `named` if it is a settings object; for a mapping, return the default settings with its values.
-
-    Raises UsageError for a value that would have no effect, unless it is a default value.
-    """
-    if isinstance(named, AnySettings):
-        return named  # type: ignore[return-value]
-    values = validate_settings(dict(named or {}), "settings", type(defaults))
-    settings = replace(defaults, **values)
-    for name, (condition, is_read) in CONDITIONAL_SETTINGS.items():
-        harmless = (None, getattr(defaults, name, None), getattr(Settings, name, None))
-        if values.get(name) not in harmless and not is_read(settings):
-            raise UsageError(f"{name} is read with {condition} alone: name that too, or leave {name} out")
-    return settings
 
 
 def resume_choices(

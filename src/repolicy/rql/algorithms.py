@@ -40,7 +40,6 @@ from repolicy.policies import (
     scale_outputs,
     trainable_copy,
 )
-from repolicy.prepare.session import complete_settings
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
     as_rows,
@@ -52,6 +51,7 @@ from repolicy.rql.wrapping import (
     spaces_of,
     training_env,
 )
+from repolicy.runs import complete_settings
 
 from stable_baselines3 import DQN, SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip

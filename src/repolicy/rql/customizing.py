@@ -29,13 +29,13 @@ from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy, one_thread
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.decision import Decision, decide
-from repolicy.prepare.session import RequestOptions, complete_settings, earlier_request
+from repolicy.prepare.session import RequestOptions, earlier_request
 from repolicy.prepare.spending import describe_spending
 from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to_collect
 from repolicy.prepare.weights import alpha_from_card
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
-from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, polite_interrupt, versions
+from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, complete_settings, polite_interrupt, versions
 from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
 from repolicy.text import suggest

@@ -19,10 +19,10 @@ from repolicy.runs.settings import (
     BUDGETS,
     AnySettings,
     Budget,
-    S,
     Settings,
     Within,
     budget_of,
+    complete_settings,
     read_settings,
     validate_settings,
 )

@@ -3,7 +3,7 @@
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -200,9 +200,6 @@ class Settings(AnySettings):
         return replace(self, ranks=ranks)
 
 
-S = TypeVar("S", bound=AnySettings)
-
-
 def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
     """Return the fields of a JSON file of settings; raise if a field is unknown or has the wrong type."""
     try:
@@ -212,6 +209,33 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
     return validate_settings(values, f"settings file {path}", kind)
+
+
+# Settings that are read only with one choice of another setting: that choice in words, and a test for it.
+CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "desired_kl": ("schedule adaptive", lambda settings: settings.schedule == "adaptive"),
+    "clip": ("surrogate clipped", lambda settings: settings.surrogate == "clipped"),
+    "critic_explains": ("a critic_warmup above 0", lambda settings: settings.critic_warmup > 0.0),
+}
+
+
+S = TypeVar("S", bound=AnySettings)
+
+
+def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
+    """Return `named` if it is a settings object; for a mapping, return the default settings with its values.
+
+    Raises UsageError for a value that would have no effect, unless it is a default value.
+    """
+    if isinstance(named, AnySettings):
+        return named  # type: ignore[return-value]
+    values = validate_settings(dict(named or {}), "settings", type(defaults))
+    settings = replace(defaults, **values)
+    for name, (condition, is_read) in CONDITIONAL_SETTINGS.items():
+        harmless = (None, getattr(defaults, name, None), getattr(Settings, name, None))
+        if values.get(name) not in harmless and not is_read(settings):
+            raise UsageError(f"{name} is read with {condition} alone: name that too, or leave {name} out")
+    return settings
 
 
 def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
