@@ -10,11 +10,11 @@ from repolicy.many import bets, comparing
 from repolicy.many.bets import (
     MAX_STAKE,
     WARMUP,
-    fewest_equal,
     is_mean_proven_positive,
     log_wealth,
     loss_bounds,
     mean_lower_bound,
+    numbers_needed,
 )
 from repolicy.many.comparing import Margin
 
@@ -30,9 +30,11 @@ def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
 
 @pytest.mark.parametrize("error", [0.05, 0.001])
 @pytest.mark.parametrize("margin", [0.005, 0.05, 0.5, 3.0])
-def test_the_fewest_equal_episodes_are_as_many_as_it_takes(margin: float, error: float) -> None:
-    gains = np.full(2000, margin)
-    assert is_mean_proven_positive(gains, np.ones(2000), error).argmax() + 1 == fewest_equal(margin, error)
+def test_the_numbers_needed_are_as_many_as_it_takes(margin: float, error: float) -> None:
+    gains, sizes = np.full(2000, margin), np.ones(2000)
+    taken = is_mean_proven_positive(gains, sizes, error).argmax() + 1
+    assert [numbers_needed(gains[:known], sizes[:known], error) for known in (5, 11, 2000)] == [taken] * 3
+    assert numbers_needed(-gains, sizes, error) == 0
 
 
 def test_no_stake_knows_the_number_it_is_on() -> None:

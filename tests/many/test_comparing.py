@@ -143,11 +143,24 @@ def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> N
     few, more = (
         compare(GOOD, GOOD, QUADRATIC, margin, episodes=episodes) for margin, episodes in (("5%", 5), (1e3, 92))
     )
+    taken = few.equal_episodes
+    assert taken > 92  # as many as equal episodes take
     assert few.sentences()[2:] == [
-        "--episodes may be too low: two equal policies take 92 or more, clear differences fewer"
+        f"--episodes may be too low: two equal policies take about {taken}, clear differences fewer"
     ]
     assert not more.sentences()[2:]
     assert ["wrong with a probability" in found.sentences()[1] for found in (few, more)] == [False, True]
+
+
+def test_how_many_episodes_equal_policies_take_is_foreseen_from_their_spread() -> None:
+    returns = np.random.default_rng(0).normal(100.0, 30.0, 400)
+    taken = judge(returns, returns).equal_episodes
+    assert [judge(returns[:last], returns[:last]).verdict for last in (taken - 1, taken)] == [
+        "cannot tell",
+        "not worse",
+    ]
+    for known in (25, 50, 75, 100):
+        assert judge(returns[:known], returns[:known]).equal_episodes == pytest.approx(taken, rel=0.1)
 
 
 def test_every_episode_has_a_start_of_its_own() -> None:

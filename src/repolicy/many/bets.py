@@ -53,10 +53,19 @@ def is_mean_proven_positive(values: np.ndarray, losses: np.ndarray, error: float
     return log_wealth(values, losses) >= -np.log(error)
 
 
-def fewest_equal(margin: float, error: float) -> int:
-    """Return how many numbers that all equal the margin, a share of the bound on a loss, prove their mean positive."""
-    growth = margin * min(MAX_STAKE, 1.0 / margin)
-    return WARMUP + math.ceil(-math.log(error) / math.log1p(growth))
+def numbers_needed(values: np.ndarray, losses: np.ndarray, error: float) -> int:
+    """Return how many numbers like these `[N]` prove their mean positive; 0 if it is not.
+
+    Numbers beyond those that are known count as their mean, with the last bound on a loss.
+    """
+    mean, wealth = float(values.mean()), log_wealth(values, losses)
+    if wealth[-1] >= -math.log(error):
+        return int((wealth >= -math.log(error)).argmax()) + 1
+    bound = float(losses.max())
+    if mean <= 0.0 or bound == 0.0:  # without a bound nothing is staked
+        return 0
+    growth = math.log1p(mean * min(MAX_STAKE / bound, 1.0 / mean))
+    return max(len(values), WARMUP) + math.ceil((-math.log(error) - wealth[-1]) / growth)
 
 
 def mean_lower_bound(values: np.ndarray, losses: np.ndarray, error: float) -> float:

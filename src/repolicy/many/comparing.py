@@ -79,6 +79,7 @@ class QuantityComparison:
     low: float  # low end of the interval of new − old; each end is wrong with the comparison's error
     high: float
     verdict: Verdict | None  # None where it decides nothing
+    equal_episodes: int = 0  # in which two policies that are like the old one would be told not to differ, or 0
 
     @property
     def loss(self) -> float:
@@ -131,11 +132,9 @@ class Comparison:
         return min((row.verdict for row in self.deciding_rows if row.verdict), key=VERDICT_ORDER.index)
 
     @property
-    def fewest_episodes(self) -> int:
-        """The fewest episodes in which two policies that are like the old one are told not to differ."""
-        margin = Margin.parse(self.margin)
-        sizes = [1.0 if margin.is_share else abs(row.old) for row in self.deciding_rows if row.old]
-        return max((bets.fewest_equal(margin.value / size, self.error) for size in sizes), default=0)
+    def equal_episodes(self) -> int:
+        """The episodes in which two policies that are like the old one would be told not to differ."""
+        return max(row.equal_episodes for row in self.deciding_rows)
 
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
@@ -151,8 +150,8 @@ class Comparison:
                 f"; each of the verdicts is wrong with a probability of at most {100 * self.error * count:.3g}%, "
                 "but for losses that are rare and larger than all that were seen"
             )
-        if self.verdict == "cannot tell" and self.episodes < self.fewest_episodes:
-            fewest = f"two equal policies take {self.fewest_episodes:,} or more, clear differences fewer"
+        if self.verdict == "cannot tell" and self.episodes < self.equal_episodes:
+            fewest = f"two equal policies take about {self.equal_episodes:,}, clear differences fewer"
             lines.append(f"--episodes may be too low: {fewest}")
         for row in self.deciding_rows:
             if row.old == row.new == 0.0 and not math.isfinite(row.low):
@@ -203,6 +202,7 @@ def compare_quantity(
     losses = np.ones_like(old) if name == "ended_early" else bets.loss_bounds(old, new)
     gain = new - old
     verdict: Verdict | None = None
+    equal_episodes = 0
     if margin is not None:
         allowed = np.full_like(old, margin.value)
         if margin.is_share:
@@ -214,8 +214,9 @@ def compare_quantity(
             verdict = "better"
         elif bets.is_mean_proven_positive(gain + allowed, losses, error)[-1]:
             verdict = "not worse"
+        equal_episodes = bets.numbers_needed(allowed, bets.loss_bounds(old, old), error)
     low, high = bets.mean_lower_bound(gain, losses, error), -bets.mean_lower_bound(-gain, losses, error)
-    return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
+    return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict, equal_episodes)
 
 
 @with_torch_defaults()
