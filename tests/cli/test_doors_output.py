@@ -190,6 +190,7 @@ def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", policy, {})
     found = inspect(tmp_path / "policy")
     assert (found["std"], found["steps"]) == (told, ""), "its card tells no steps, so neither does this"
+    assert found["normalizer"] == "clips at 10", "and its normalizer no number of observations"
 
 
 @pytest.mark.parametrize("option", ["--std 0.3", "--temperature 2", "--vecnormalize none", "--file-activation tanh"])

@@ -72,7 +72,7 @@ def _describe_file(file: PolicyFile, options: Options) -> Description:
 
 def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> Description:
     saved = read_file(file, options)
-    spec, card = saved.policy.spec, saved.card
+    spec, normalizer, card = saved.policy.spec, saved.policy.normalizer, saved.card
     request, which = card.get("request", {}), card.get("which", "")
     facts = {
         "file": str(file.path),
@@ -88,7 +88,7 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
         "add-ons": (", ".join(request["addons"]) or "none") if "addons" in request else "unknown",
         "prior": f"{'inside' if saved.prior is not None else 'not in'} this file",
         "steps": f"{card['steps']:,}" if "steps" in card else "",
-        "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
+        "normalizer": _normalizer_words(normalizer.bound, float(normalizer.count)),
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBE_COUNT} log-probabilities reproduced",
         "fingerprint": fingerprint(saved.policy),
@@ -152,6 +152,12 @@ def _network_words(activation: str, hidden: Sequence[int]) -> str:
     return f"{activation}, {' × '.join(map(str, hidden))}" if hidden else "one linear layer"
 
 
+def _normalizer_words(bound: float, count: float) -> str:
+    """Return where a normalizer clips, and how many observations it has seen unless that is unknown, 0."""
+    clips = "clips nothing" if math.isinf(bound) else f"clips at {bound:g}"
+    return f"{clips}, {count:,.0f} observations seen" if count else clips
+
+
 def _std_words(policy: Policy) -> str:
     """Return the std of each number of an action; if it depends on the state, that for the mean observation."""
     dist = policy(policy.normalizer.mean.float()[None])
@@ -181,7 +187,7 @@ def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
         return _describe_uncopied(file, error)
-    actor = foreign.actor
+    actor, normalizer = foreign.actor, foreign.normalizer
     network = _network_words(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     if norms:
@@ -193,20 +199,18 @@ def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
     else:
         std = "none"
         missing.append("a std (--std)")
-    normalizer = "none"
-    if foreign.normalizer is not None:
-        clip, count = foreign.normalizer.clip, foreign.normalizer.count
-        normalizer = f"clips at {clip:g}" if clip else "clips nothing"
-        normalizer += f", {count:,.0f} observations seen" if count else ""
+    groups = (f"{key} {size}" if size else key for key, size in foreign.groups)
     return {
         "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
-        "observations": ", ".join([f"{actor.width} numbers", *(f"{key} {size}" for key, size in foreign.groups)]),
+        "observations": ", ".join([f"{actor.width} numbers", *groups]),
         "actions": str(foreign.actions) + (", through tanh" if foreign.squashed else ""),
         "family": foreign.family,
         "network": network,
         "std": std,
-        "normalizer": normalizer,
+        "normalizer": "none"
+        if normalizer is None
+        else _normalizer_words(normalizer.clip or math.inf, normalizer.count),
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }
