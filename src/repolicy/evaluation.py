@@ -249,7 +249,7 @@ def evaluate(
     check_counts(episodes=episodes)
     check_counts(0, seed=seed)
     backend = resolve_backend(backend, agent)
-    env = match_observation(env, agent.observation_size, backend)
+    env = match_observation(env, agent, backend)
     with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)
         return run_episodes(

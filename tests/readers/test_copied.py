@@ -16,11 +16,12 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.envs.making import make_envs, match_observation
+from repolicy.envs.making import make_envs, match_observation, with_observation_roles
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import HiddenLayer, LayerNorm, Linear, Normalizer, Perceptron, PolicyDescription, Std
@@ -211,6 +212,18 @@ def test_the_part_of_a_dict_that_fits_is_observed() -> None:
         make_envs(f"{name}?observe=stat", 1, 0)
     with pytest.raises(UsageError, match="its observation is no Dict"):
         make_envs("Pendulum-v1?observe=state", 1, 0)
+
+
+def test_the_parts_that_a_file_names_are_observed_in_its_order(tmp_path: Path) -> None:
+    path, name = rsl_rl(tmp_path / "model_7.pt", 5)[0], tiny("Groups")
+    (tmp_path / "params").mkdir()
+    for groups, found in (("state, privileged", f"{name}?observe=state,privileged"), ("state, imu", name)):
+        (tmp_path / "params" / "agent.yaml").write_text(f"obs_groups:\n  policy: [{groups}]\n  critic: [state]\n")
+        saved = read_policy(path)
+        save_policy(tmp_path / "kept.safetensors", saved.policy, saved.card)
+        for policy in (saved.policy, load_policy(tmp_path / "kept.safetensors")):
+            assert match_observation(name, policy) == found
+            assert with_observation_roles(name, policy) == found
 
 
 def test_envpools_playground_tasks_give_the_part_that_fits() -> None:

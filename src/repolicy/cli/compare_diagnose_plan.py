@@ -113,7 +113,7 @@ class Diagnose(OpensPolicy):
         saved = read_policy(path, self.reading)
         env = self.env or env_from_card(saved.card, path, self.trust)
         check_env(self.addon, env)
-        env = with_observation_roles(env, saved.policy.observation_size, self.backend)
+        env = with_observation_roles(env, saved.policy, self.backend)
         worth = worth_from_card(saved.card)
         with terminal.status(f"{env}: thrice {DIAGNOSIS_STEPS:,} steps in {DIAGNOSIS_ENVS} environments"):
             addon = combine_addons(with_clipped_weights(self.addon))

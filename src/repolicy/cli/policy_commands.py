@@ -177,7 +177,7 @@ class Export(OpensPolicy):
         env_info: dict[str, Any] = {}
         try:
             env = self.env or env_from_card(saved.card, path)
-            env_info = environment_info(match_observation(env, saved.policy.spec.observation_size))
+            env_info = environment_info(match_observation(env, saved.policy))
         except UsageError:
             if self.env is not None:
                 raise

@@ -147,33 +147,42 @@ def _is_same_decoder(reference: str, decoder: DecoderSpec) -> bool:
     return decoder_digest(reference) == digest
 
 
-def match_observation(name: str, size: int, backend: Backend = "auto") -> str:
-    """Return the environment's name; if its observation is a Dict, select the part that has `size` numbers."""
-    return _with_fitting_key(name, size, probe_env(name, backend))
+def match_observation(name: str, agent: Agent | int, backend: Backend = "auto") -> str:
+    """Return the environment's name; if its observation is a Dict, select the parts that the agent takes.
+
+    They are those that the agent's file names, or else the one of its size, which may stand in its place.
+    """
+    return _with_fitting_keys(name, agent, probe_env(name, backend))
 
 
-def _with_fitting_key(name: str, size: int, spaces: Spaces) -> str:
+def _with_fitting_keys(name: str, agent: Agent | int, spaces: Spaces) -> str:
     """Return the name as it is if it selects parts already or the whole fits. Of several parts a usual one is taken."""
-    if spaces.observation_size == size or names.parse_env_name(name).observed_keys:
+    if names.parse_env_name(name).observed_keys:
+        return name
+    size = agent if isinstance(agent, int) else agent.observation_size
+    named = getattr(agent, "groups", ())
+    if spaces.groups.keys() >= {*named} and sum(spaces.groups[key] for key in named) == size:
+        return name if named == (*spaces.groups,) else names.with_observed_keys(name, ",".join(named))
+    if spaces.observation_size == size:
         return name
     fitting = [key for key, width in spaces.groups.items() if width == size]
     usual = [key for key in POLICY_KEYS if key in fitting]
     return names.with_observed_keys(name, [*usual, *fitting][0]) if fitting else name
 
 
-def with_observation_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
+def with_observation_roles(name: str, agent: Agent | int = 0, backend: Backend = "auto") -> str:
     """Return the environment's name with the parts of a Dict observation for policy and critic, if it selects none.
 
-    The policy's part is the one of its `size`, if that is given. Otherwise it is a part with a usual key, beside the
-    critic's. A name that selects parts for the policy alone means the same parts for the critic.
+    The policy's parts are those of an agent, as for `match_observation`. Without one it is a part with a usual key,
+    beside the critic's. A name that selects parts for the policy alone means the same parts for the critic.
     """
     parsed = names.parse_env_name(name)
     if parsed.observed_keys:
         return name
     spaces = probe_env(name, backend)
     critic, groups = parsed.critic_keys, spaces.groups
-    if size:
-        name = _with_fitting_key(name, size, spaces)
+    if agent:
+        name = _with_fitting_keys(name, agent, spaces)
     else:
         usual = POLICY_KEYS if critic else [key for key in CRITIC_KEYS if CRITIC_KEYS[key] in groups]
         present = next((key for key in usual if key in groups), "")

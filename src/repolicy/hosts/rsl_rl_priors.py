@@ -20,7 +20,7 @@ from repolicy.hosts.rsl_rl_networks import PolicyActor, flattened, from_repolicy
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
 from repolicy.priors import find_policy, is_code
-from repolicy.readers.context import agent_settings, parse_list, parse_numbers
+from repolicy.readers.context import agent_settings, observed_groups, parse_numbers
 from repolicy.readers.pickles import load, short_repr
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
 
@@ -121,11 +121,11 @@ def check_trained_alike(actor: Any, path: Path) -> None:
         print(f"ResidualPPO: {path} {untold}: {module.__name__} and {inputs}, the actor's, are assumed")
         return
     remedy = "give the actor the settings in the prior's params/agent.yaml"
-    seen = parse_list(agent.get("actor", agent.get("student", "")))  # a student is of rsl_rl's distillation
+    seen = observed_groups(agent)
     activation = agent.get("activation")
     if activation and type(resolve_nn_activation(activation)) is not module:
         raise UsageError(f"the prior has the activation {activation}, and the actor {module.__name__}: {remedy}")
-    if seen != [""] and [group for group in seen if group in groups] != groups:
+    if seen and [group for group in seen if group in groups] != groups:
         raise UsageError(f"the prior saw the groups {', '.join(seen)}, and the actor {', '.join(groups)}: {remedy}")
     kind, kinds = type(distribution).__name__, re.findall(r"\w+Distribution\b", agent["class_names"])
     if kinds and kind not in kinds:

@@ -371,7 +371,7 @@ def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, 
     """Return the policy and the environment's name with the observation groups that the policy takes."""
     if isinstance(side.agent, MeanPrior):
         return place_prior(side.agent, env, backend)
-    env = match_observation(env, side.agent.observation_size, backend)
+    env = match_observation(env, side.agent, backend)
     check_fit(side.agent, probe_env(env, backend), side.name)
     return side.agent, env
 

@@ -104,7 +104,7 @@ def plan(
     wishes = requests_of(addon)
     wish = _wish_in(place, wishes)
     search = search or Search()
-    place = match_observation(place, policy.observation_size)
+    place = match_observation(place, policy)
     check_fit(policy, probe_env(place), "the prior")
     if not learned:
         parse_env_name(place).check_copyable(": add --learned")

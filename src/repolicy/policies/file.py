@@ -40,6 +40,7 @@ CARD_SHAPE = {
         "settings?": {},
     },
     "which?": str,
+    "groups?": [str],
     "steps?": int,
     "evaluation?": {str: float},
     "versions?": {str: str},
@@ -139,8 +140,9 @@ def read_saved_policy(path: Path, content: bytes) -> SavedPolicy:
     """Read a file that Repolicy wrote; raise if the policy does not reproduce its stored log-probabilities."""
     tensors, header = read(path, "policy", content)
     prior = _build_policy(path, tensors, header, "prior") if "prior" in header else None
-    policy = _build_policy(path, tensors, header, "policy")
-    return SavedPolicy(policy, prior, _checked_card(path, header), _read_density(path, tensors, prior), content)
+    policy, card = _build_policy(path, tensors, header, "policy"), _checked_card(path, header)
+    policy.groups = tuple(card.get("groups", ()))
+    return SavedPolicy(policy, prior, card, _read_density(path, tensors, prior), content)
 
 
 def origin_notes(card: dict[str, Any]) -> list[str]:

@@ -151,6 +151,7 @@ class Policy(nn.Module):
     """A network that maps observations to a distribution over actions."""
 
     log_std: nn.Parameter | None  # the raw std, where it does not depend on the state
+    groups: tuple[str, ...] = ()  # names of the parts of a Dict observation, in order, where its file tells them
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
@@ -292,6 +293,7 @@ def trainable_copy(policy: P) -> P:
     """Return a copy of a policy, frozen or not, whose parameters take gradients."""
     copy = policy.reinitialized()
     copy.load_state_dict(policy.state_dict())
+    copy.groups = policy.groups
     return copy
 
 

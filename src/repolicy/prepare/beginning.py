@@ -72,12 +72,11 @@ class Start:
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name, extended by the observation groups of this prior and of a critic."""
-        agent: object = self.scoring_prior
         if self.saved is not None:
-            agent = self.saved.policy
-        elif isinstance(agent, MeanPrior):
-            agent = agent.mean
-        return with_observation_roles(env, getattr(agent, "observation_size", 0), backend)
+            return with_observation_roles(env, self.saved.policy, backend)
+        prior = self.scoring_prior
+        scoring: object = prior.mean if isinstance(prior, MeanPrior) else prior
+        return with_observation_roles(env, getattr(scoring, "observation_size", 0), backend)
 
     def fit_clone(self, env: str, settings: Settings, file: Path, say: Say) -> "Start":
         """Return a start whose actor is fitted to the prior, where the prior cannot be copied."""

@@ -100,7 +100,9 @@ def _copy_policy(file: PolicyFile, options: Options) -> SavedPolicy:
         "options": {name: value for name, value in asdict(options).items() if value is not None},
         "notes": list(described.notes),
     }
-    return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
+    policy = frozen(policy_from(described))
+    groups = {"groups": [*policy.groups]} if policy.groups else {}
+    return SavedPolicy(policy, None, {"which": "copy", "origin": origin} | groups)
 
 
 def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:

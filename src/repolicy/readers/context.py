@@ -236,6 +236,12 @@ def parse_list(setting: str) -> list[str]:
     return [entry.strip(" '\"") for entry in setting.strip("[]()").split(",")]
 
 
+def observed_groups(agent: dict[str, str]) -> list[str]:
+    """Return the names of the observation groups that the agent's policy or, of rsl_rl's distillation, student sees."""
+    names = next((agent[name] for name in POLICY_SECTIONS if name in agent), "")
+    return parse_list(names) if names else []
+
+
 def parse_numbers(agent: dict[str, str], name: str, default: str) -> list[float]:
     """Return the numbers of a setting of the agent."""
     return [float(entry.replace(".inf", "inf")) for entry in parse_list(agent.get(name, default))]

@@ -26,6 +26,7 @@ def policy_from(described: PolicyDescription) -> Policy:
     elif std is not None and std.source == "features":
         raw_std["log_std"] = _tensor(std.raw)
     policy = make_policy(spec, 0)
+    policy.groups = tuple(key for key, _ in described.groups)
     try:
         policy.load_state_dict(_state(described, spec, normalizer) | raw_std)
     except (RuntimeError, ValueError) as error:  # shapes that do not fit

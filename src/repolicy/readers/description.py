@@ -131,7 +131,7 @@ class PolicyDescription:
     normalizer: Normalizer | None = None
     mean_clip: float | None = None  # the mean is clipped to ± this before any tanh
     clips: bool = False  # whether its library clips actions to their bounds before the environment sees them
-    groups: tuple[tuple[str, int], ...] = ()  # (key, size) of each part of a Dict observation, in order
+    groups: tuple[tuple[str, int], ...] = ()  # (key, size) of each part of a Dict observation; 0 is an unknown size
     notes: tuple[str, ...] = ()  # sentences for the user: assumptions of the reader
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import ReadContext, agent_settings, parse_numbers
+from repolicy.readers.context import ReadContext, agent_settings, observed_groups, parse_numbers
 from repolicy.readers.description import Array, CannotCopyError, Normalizer, Perceptron, PolicyDescription, Std
 from repolicy.readers.perceptrons import (
     check_no_memory,
@@ -69,8 +69,9 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     clips = math.isfinite(clip)
     actions = ActionSpace("continuous", (width,), *([(-clip,) * width, (clip,) * width] if clips else ()))
     return PolicyDescription(
-        LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics, clips=clips
-    )
+        LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics, clips=clips,
+        groups=tuple((name, 0) for name in observed_groups(agent)),
+    )  # fmt: skip
 
 
 def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]] | None:

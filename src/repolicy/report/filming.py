@@ -89,7 +89,7 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     assert policy is not None
     backend: Backend = "gymnasium" if parse_env_name(shot.env).is_in_gymnasium else "auto"  # importing EnvPool is slow
     try:
-        env = match_observation(shot.env, policy.observation_size, backend)
+        env = match_observation(shot.env, policy, backend)
         filming = Filming(replace(shot, env=env), policy, on_picture)
     except UsageError:
         if find_spec("mujoco"):  # which may not load its graphics library

@@ -105,7 +105,7 @@ def candidates(
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
         what = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
         raise UsageError(f"{what}: name 1 or more, of 2 steps or more, and noise above 0")
-    env = match_observation(env, agent.observation_size)
+    env = match_observation(env, agent)
     backend = "gymnasium" if parse_env_name(env).is_in_gymnasium else "envpool"  # films can be made of these
     complete = list[Pairs]()
     for round_ in range(MAX_ROUNDS):
