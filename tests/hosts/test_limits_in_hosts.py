@@ -168,12 +168,13 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     assert "errors are larger" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("keep", "limit"), [(0.9, "basic_reward>=-1.1"), (0.5, "")])
-def test_another_share_than_the_saved_one_is_to_be_measured_anew(keep: float, limit: str) -> None:
+@pytest.mark.parametrize(("keep", "limit"), [(0.9, "basic_reward>=-1.1"), (None, "basic_reward>=-1.1"), (0.5, "")])
+def test_another_share_than_the_saved_one_is_to_be_measured_anew(keep: float | None, limit: str) -> None:
     saved, again = Steering(weights(0.3, 0.2), keep=0.9), Steering(weights(0.3, 0.2), keep=keep)
     saved.hold_share("basic_reward>=-1.1")
-    again.resume(saved.state())
+    again.resume(saved.state(), again.objective, again.settings.budget)
     assert again.kept_limit == limit
+    assert again.keep == (keep or 0.9), "an unnamed share is the saved one"
 
 
 @pytest.mark.parametrize("std", [0.5, 0.2])

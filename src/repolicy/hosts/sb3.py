@@ -55,6 +55,7 @@ from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
+from repolicy.runs import BUDGETS
 from repolicy.text import printable
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
@@ -251,7 +252,7 @@ class ResidualPPO(PPO):
         if "learning_rate" in named:
             options["adapts"] = False
         moved = {"omega", "alpha", "objective"} - ({"alpha"} if saved.steered_by == "keep" else set())
-        if (by := saved.steered_by) and named & moved and not named & {"kl_budget", "log_prior_budget", "keep"}:
+        if (by := saved.steered_by) and named & moved and not named & BUDGETS.keys():
             raise UsageError(f"the model's {by} moves its weights: with another weight, name {by}, too, or None")
         is_plain_ppo = saved.prior_name is None
         if is_plain_ppo and options["prior"] is not None:

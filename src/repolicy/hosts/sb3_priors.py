@@ -21,6 +21,7 @@ from repolicy.hosts.priors import FlatPrior, HostPrior, open_prior, unwrap_prior
 from repolicy.policies import Density, Policy, policy_bytes, read_saved_policy
 from repolicy.priors import OpenedPolicy
 from repolicy.readers.description import CannotCopyError
+from repolicy.runs import BUDGETS
 
 # files in a saved model's zip: a policy of ours, a model's actor, tensors of a prior that runs as it is, the density
 POLICY_FILE, ACTOR_FILE = "prior.safetensors", "prior_of_sb3.safetensors"
@@ -163,7 +164,7 @@ class SavedModel(NamedTuple):
     prior_name: object = None
     density: Density | None = None
     tensors: Mapping[str, Tensor] = {}
-    steered_by: str | None = None  # kl_budget, log_prior_budget or keep
+    steered_by: str | None = None  # of `BUDGETS`
 
 
 def read_saved(path: Any) -> SavedModel:
@@ -183,7 +184,7 @@ def read_saved(path: Any) -> SavedModel:
                 safetensors.torch.load(archive.read(TENSORS_FILE)) if TENSORS_FILE in names else prior_tensors(prior)
             )
             data = json.loads(archive.read("data"))
-            steered_by = next((name for name in ("kl_budget", "log_prior_budget", "keep") if data.get(name)), None)
+            steered_by = next((name for name in BUDGETS if data.get(name)), None)
             return SavedModel(prior, data.get("prior_name"), density, tensors, steered_by)
     except zipfile.BadZipFile:
         return SavedModel()

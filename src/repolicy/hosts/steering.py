@@ -17,7 +17,7 @@ from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget
-from repolicy.runs import Budget, Settings, budget_of
+from repolicy.runs import BUDGETS, Budget, Settings, budget_of
 from repolicy.text import suggest
 
 DEFAULT_WARMUP = 5  # iterations in which an untrained critic is trained alone
@@ -139,9 +139,7 @@ class Steering:
             "iterations": self.iterations,
             "is_trained": self.is_trained,
             "off_budget": self.budget_violation,
-            "kl_budget": self.kl_budget,
-            "log_prior_budget": self.log_prior_budget,
-            "keep": self.keep,
+            **{name: getattr(self, name) for name in BUDGETS},
             "kept": self.kept_limit,
             "gap": self.sampling_gap,
             "earns": self.earnings_by_age,
@@ -158,8 +156,8 @@ class Steering:
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
         """Continue from `state`, with its weights and its budget.
 
-        `named` and `budget` are what today's settings name. A budget named today replaces the state's, and another
-        share to keep is to be measured anew. Where a weight named today differs from the state's, today's weights stay;
+        `named` and `budget` are what today's settings name. A budget or share to keep named today replaces the
+        state's, and another share is to be measured anew. Where a weight named today differs from the state's, today's weights stay;
         beside a budget in both, those that it moves are the state's. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
@@ -169,16 +167,16 @@ class Steering:
         unchanged = all(today[name] == weight for name, weight in weights.items() if name not in unnamed)
         self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
         self.is_trained = bool(state.get("is_trained", True))
+        saved_budgets = tuple(map(state.get, BUDGETS))
+        if budget is None and unchanged:
+            self.kl_budget, self.log_prior_budget, self.keep = saved_budgets
         if self.keep and state.get("kept") and state.get("keep", self.keep) == self.keep:
             gap, earnings = state.get("gap", 0.0), state.get("earns", (0.0,))
             self.hold_share(state["kept"], sampling_gap=gap, earnings_by_age=earnings)
             self.later_earnings = state.get("later", 0.0)
         for each in (self.priced_limits, self.kept_share):
             each.restore(state.get("limits", {}))
-        if budget is None and unchanged:
-            self.kl_budget, self.log_prior_budget = state.get("kl_budget"), state.get("log_prior_budget")
-        has_moved = any(state.get(name) is not None for name in ("kl_budget", "log_prior_budget", "keep"))
-        if unchanged or (has_moved and self.settings.budget is not None):
+        if unchanged or (any(saved_budgets) and self.settings.budget is not None):
             is_one = saved.omega == saved.alpha and self.objective.omega == self.objective.alpha
             both = self.kl_budget is not None or is_one
             moved = {"omega", "alpha"} if both else {"omega"}
