@@ -101,7 +101,7 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
         return format_number(value)
     digits = max(0, 1 - math.floor(math.log10(error)))
     three_are_enough = size >= 0.01 and error >= 0.001
-    return with_minus(f"{value:,.{min(digits, 3) if three_are_enough else digits}f}")
+    return with_minus(f"{value:z,.{min(digits, 3) if three_are_enough else digits}f}")
 
 
 def value_and_error(value: float, error: float) -> str:

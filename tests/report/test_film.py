@@ -108,7 +108,7 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
     monkeypatch.setattr(movie, "_render_in_process", pretended)
     assert render_films([Shot(policy, ENV)], said.append) == [b"film"]
     assert tried == ["egl", "osmesa"]
-    assert said == ["filming: 1 film, up to 150 pictures"]  # before the first is drawn
+    assert said == ["filming: 1 film, about 150 pictures"]  # before the first is drawn
     with pytest.raises(UsageError, match="^it lacks a package$"):
         render_films([Shot(policy, ENV)])
 

@@ -298,6 +298,7 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
     assert rounded(1.6e-6, 1.4e-8) == "0.000001600"
     assert rounded(4.956, 1.3e-16) == format_number(4.956)  # as of episodes that all earn the same
     assert rounded(1.3e-16, 1.3e-16, of=4.956) == "0.00"
+    assert [rounded(-0.3, 84.1), rounded(-0.001, 0.1), rounded(-1.3, 0.84)] == ["0", "0.00", "−1.30"]
 
 
 def test_one_episode_has_no_spread() -> None:

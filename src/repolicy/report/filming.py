@@ -30,7 +30,7 @@ from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import EXIT_NO_RENDERER, FRAMES_A_SECOND, PROGRESS_PREFIX, Shot, max_pictures
+from repolicy.report.movie import EXIT_NO_RENDERER, FRAMES_A_SECOND, PROGRESS_PREFIX, Shot, usual_pictures
 from repolicy.runs import SECONDS_BETWEEN_LINES, format_duration
 
 RENDER_HINT = "it needs a render() that returns a picture, and render_mode 'rgb_array' (docs/quickstart.md shows one)"
@@ -62,7 +62,7 @@ def main() -> None:
 
 def progress_printer(shots: Sequence[Shot]) -> Callable[[], None]:
     """Return a function to call after each picture: it prints the share that is drawn and the time left."""
-    total = sum(map(max_pictures, shots))
+    total = sum(map(usual_pictures, shots))
     done, first_time, printed_time = 0, 0.0, 0.0
 
     def on_picture() -> None:

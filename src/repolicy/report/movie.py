@@ -67,7 +67,7 @@ def render_films(shots: Sequence[Shot], say: Say = lambda _: None) -> list[bytes
         raise UsageError("films need the package imageio: pip install 'repolicy[engine]'")
     for shot in shots:
         _check(shot)
-    say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, up to {sum(map(max_pictures, shots)):,} pictures")
+    say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, about {sum(map(usual_pictures, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(found))
@@ -97,8 +97,8 @@ def _check(shot: Shot) -> None:
             raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
 
 
-def max_pictures(shot: Shot) -> int:
-    """Return the number of pictures; a slow environment has fewer, because it makes fewer steps per second."""
+def usual_pictures(shot: Shot) -> int:
+    """Return the number of pictures at 25 a second; by its own steps a second, an environment has more or fewer."""
     return round(shot.seconds * FRAMES_A_SECOND)
 
 
