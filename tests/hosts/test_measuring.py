@@ -287,7 +287,7 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
             self.time += 1
             states = torch.randn(count, 1, generator=self.generator)
             ended = torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
-            return EnvStep(states, None, actions.squeeze(-1), ended, ended)
+            return EnvStep(states, actions.squeeze(-1), actions.squeeze(-1), ended, ended)
 
         def states(self, observations: torch.Tensor) -> torch.Tensor:
             return observations

@@ -49,7 +49,7 @@ class EnvStep(NamedTuple):
     """What the environments returned for one step, each `[N, ...]`."""
 
     observations: Any
-    basic: Tensor | None  # the environment's own reward, where it is given beside the add-on's
+    basic: Tensor  # the environment's own reward; NaN where it is not given beside the add-on's
     addon: Tensor
     ended: Tensor  # bool
     terminated: Tensor  # bool: ended, and not at a time limit
@@ -101,20 +101,16 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
     """
     observations, begins = envs.reset()
     actor.reset()
-    total: Any = 0.0
     states, is_late, last_states = list[Tensor](), list[Tensor](), list[Tensor]()
-    before, episodes = envs.states(observations)[state_envs], torch.zeros(())
-    counts = finished = ages = torch.zeros(())
+    before, episodes, total = envs.states(observations)[state_envs], torch.zeros(()), torch.zeros(())
+    ages = torch.zeros(envs.count, dtype=torch.long, device=before.device)
+    finished = torch.zeros_like(ages, dtype=torch.bool)
+    counts = torch.full_like(finished, begins)
     for step in range(MAX_EPISODE_STEPS if begins else 2 * MAX_EPISODE_STEPS):
         actions, nats = actor.act(observations, sample)
         observations, basic, addon, ended, terminated, limit_values = envs.step(actions)
-        if step == 0:
-            finished, ages = torch.zeros_like(ended), torch.zeros_like(ended, dtype=torch.long)
-            counts = torch.full_like(ended, begins)
 
         # sum what belongs to the episode that counts
-        if basic is None:
-            basic = torch.full_like(addon, math.nan)
         one = torch.ones_like(addon)
         row = torch.stack([basic, addon, addon.square(), nats.to(addon.device), one, *limit_values])
         total = total + torch.where(counts & ~finished, row.double(), 0.0)
@@ -133,11 +129,8 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
         if bool(finished.all()):
             break
     kept = torch.stack(states).transpose(0, 1)[torch.stack(is_late).T] if sample else torch.empty(0)
-    basic, addon, squared_addon, nats, lengths = total[:5]
     ends = torch.cat(last_states) if sample else kept
-    return HostEpisodes(
-        basic, addon, squared_addon, nats, lengths, total[5:], kept, ends, int(episodes.clamp(min=1).sum())
-    )
+    return HostEpisodes._make([*total[:5], total[5:], kept, ends, int(episodes.clamp(min=1).sum())])
 
 
 class InterleavedActors:

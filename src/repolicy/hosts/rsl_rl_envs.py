@@ -1,5 +1,6 @@
 """rsl_rl's environments: episodes of a prior in them, and what a wish pays for their steps."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +88,7 @@ class RunnerEnvs:
         before, self.last_states = self.last_states, self.states(observations)
         if algorithm.wish is not None:
             addon = self.wish_rewards(before, actions, self.last_states, dones > 0)
-        basic = rewards if has_addon else None
+        basic = rewards if has_addon else torch.full_like(rewards, math.nan)
         if not has_addon and "basic_reward" in extras:
             basic = algorithm.read_extra(extras, rewards, "basic_reward", "an environment's own reward is basic_reward")
         ended, limit_values = dones > 0, algorithm.read_limit_values(extras, rewards)

@@ -151,12 +151,12 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
     actor = loaded.get("actor_state_dict", loaded.get("student_state_dict")) if is_theirs else None
     if not isinstance(actor, dict):
         return None, 0
+    weights = {}
     for name, part in actor.items():
         if not isinstance(part, np.ndarray):
             raise FileError(f"{path} cannot be read: {name} is {short_repr(part)}, and no tensor")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
+        weights[NAMES_SINCE_5.get(str(name), str(name))] = torch.from_numpy(np.array(part))
     steps = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
-    names = {name: NAMES_SINCE_5.get(str(name), str(name)) for name in actor}
-    weights = {names[name]: torch.from_numpy(np.array(part)) for name, part in actor.items()}
     return weights, int(steps)

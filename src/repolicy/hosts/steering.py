@@ -17,7 +17,7 @@ from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget
-from repolicy.runs import BUDGETS, Budget, Settings, budget_of
+from repolicy.runs import BUDGETS, Budget, Settings
 from repolicy.text import suggest
 
 DEFAULT_WARMUP = 5  # iterations in which an untrained critic is trained alone
@@ -78,7 +78,7 @@ class Steering:
     @property
     def budget(self) -> Budget | None:
         """The nats that the policy may spend. None beside `keep`, which moves omega itself."""
-        return None if self.keep else budget_of(vars(self))
+        return None if self.keep else self.settings.budget
 
     @property
     def all_limits(self) -> dict[str, HeldLimit]:
@@ -156,9 +156,9 @@ class Steering:
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
         """Continue from `state`, with its weights and its budget.
 
-        `named` and `budget` are what today's settings name. A budget or share to keep named today replaces the
-        state's, and another share is to be measured anew. Where a weight named today differs from the state's, today's weights stay;
-        beside a budget in both, those that it moves are the state's. A first KL budget begins from the state's omega.
+        `named` and `budget` are what today's settings name. A budget named today replaces the state's (another share to
+        keep is to be measured anew). Where a weight named today differs from the state's, today's weights stay; beside
+        a budget in both, those that it moves are the state's. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
