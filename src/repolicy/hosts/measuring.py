@@ -30,7 +30,7 @@ from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAnd
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
-from repolicy.text import Say, with_minus
+from repolicy.text import with_minus
 
 MAX_WORTH_EPISODES = 4 * WORTH_EPISODES  # where fewer leave open whether a nat is worth anything
 MAX_ROUNDS = 4  # of sampled episodes, in which there may be too few states for the best fit
@@ -341,14 +341,18 @@ def set_weights(
     card: dict[str, Any],
     prior: Shape,
     episodes: PriorEpisodes | None,
-    say: Say,
+    who: str,
 ) -> Steering:
     """Return the steering with all weights set: those not named come from the prior's card, else from `episodes`.
 
-    `say` gets a sentence for each choice, which names the command line's options.
+    A sentence for each choice is printed, behind the name of `who` chose.
     """
     if steering.objective.is_set:
         return steering
+
+    def say(sentence: str) -> None:
+        print(f"{who}: {with_setting_names(sentence)}")
+
     announce = say if episodes else lambda _: None  # without environments nothing is measured
     found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, announce, episodes))
     for note in found.notes:
@@ -360,13 +364,9 @@ def set_weights(
 def measure_unset(method: Method, envs: HostEnvs) -> None:
     """Set all weights that are not named, print each choice, and learn the prior's states where they have a price."""
     episodes = PriorEpisodes(envs, method.prior)
-
-    def say(sentence: str) -> None:
-        print(f"ResidualPPO: {with_setting_names(sentence)}")
-
-    method.steering = set_weights(method.steering, method.prior.card, envs.sizes, episodes, say)
+    method.steering = set_weights(method.steering, method.prior.card, envs.sizes, episodes, "ResidualPPO")
     if method.steering.keep and not method.steering.kept_limit:
-        say(_hold_kept_share(method.steering, method.steering.keep, episodes))
+        print(f"ResidualPPO: {_hold_kept_share(method.steering, method.steering.keep, episodes)}")
     if method.steering.objective.states and method.density is None:
         method.density = episodes.density()
     envs.reset()
@@ -381,10 +381,8 @@ def _hold_kept_share(steering: Steering, keep: float, episodes: PriorEpisodes) -
     size = abs(earned)
     bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
     steering.hold_share(bound, max(1.0 - keep, MIN_LOST_SHARE) * size, earned - sampled, by_age)
-    sentence = (
-        f"keep is {keep:g} of {with_minus(f'{earned:.3g} ± {error:.1g}')}, what the prior's mean action earns a step: "
-    )
-    sentence += steering.kept_limit
+    earns = with_minus(f"{earned:.3g} ± {error:.1g}")
+    sentence = f"keep is {keep:g} of {earns}, what the prior's mean action earns a step: {steering.kept_limit}"
     if max(error, sampled_error) > (1.0 - keep) * size:
         sentence += "; errors are larger than what may be lost: take more environments"
     return sentence

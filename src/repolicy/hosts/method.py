@@ -28,7 +28,12 @@ from repolicy.runs import Estimate, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_RATIO = 3.0  # an update ends early at this many times its desired KL, as the engine's does
-REWARD_PARTS = ("task", "prior", "entropy", "states")
+REWARD_PARTS = {  # each in words
+    "task": "reward",
+    "prior": "prior's log-probability",
+    "entropy": "policy's log-probability",
+    "states": "price on states",
+}
 BUDGET_METRICS = ("prior_kl", "below_prior", "below_prior_squares")  # nats a step, estimated from the sampled actions
 ROLLOUT_SUMS = (*REWARD_PARTS, *BUDGET_METRICS, "later", "steps")  # later: reward from ends later than the prior's
 LATER_AVERAGING = 0.05  # share of the newest rollout in the running mean of "later"
@@ -346,9 +351,7 @@ def _explained_variance(moments: np.ndarray) -> float:
 
 def check_finite(parts: Mapping[str, float]) -> None:
     """Raise where a part of the reward is not finite, before anything learns from it."""
-    words = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}
-    words["states"] = "price on states"
     for name, value in parts.items():
         if not math.isfinite(value):
-            what = words.get(name, f"quantity of the limit {name}")
+            what = REWARD_PARTS.get(name, f"quantity of the limit {name}")
             raise NumericError(f"the {what} is not finite in this iteration; no update was made from it")

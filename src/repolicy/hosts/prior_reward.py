@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.measuring import Sizes, set_weights
 from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
-from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
+from repolicy.hosts.steering import Steering, errors_in_setting_names
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, density_of_states, familiarity
@@ -51,12 +51,8 @@ def prior_reward(
     """
     source = open_prior(prior)
     sizes = source.agent if isinstance(source.agent, Policy) else Sizes(0, ActionSpace("discrete", ()))
-
-    def say(sentence: str) -> None:
-        print(f"prior_reward: {with_setting_names(sentence)}")
-
     steering = Steering(residual(omega, alpha, states), kl_budget)
-    steering = set_weights(steering, source.card, sizes, None, say)
+    steering = set_weights(steering, source.card, sizes, None, "prior_reward")
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
     density = None
