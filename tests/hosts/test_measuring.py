@@ -76,8 +76,9 @@ class Ages:
             self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended, ended & (not self.limits)
         )
 
-    def states(self, observations: torch.Tensor) -> torch.Tensor:
-        return observations
+    @property
+    def states(self) -> torch.Tensor:
+        return self.time
 
 
 class Telling:
@@ -281,16 +282,14 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
 
         def reset(self) -> tuple[torch.Tensor, bool]:
             self.time = 0
-            return torch.zeros(count, 1), True
+            self.states = torch.zeros(count, 1)
+            return self.states, True
 
         def step(self, actions: torch.Tensor) -> EnvStep:
             self.time += 1
-            states = torch.randn(count, 1, generator=self.generator)
+            self.states = torch.randn(count, 1, generator=self.generator)
             ended = torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
-            return EnvStep(states, actions.squeeze(-1), actions.squeeze(-1), ended, ended)
-
-        def states(self, observations: torch.Tensor) -> torch.Tensor:
-            return observations
+            return EnvStep(self.states, actions.squeeze(-1), actions.squeeze(-1), ended, ended)
 
     look = PriorEpisodes(Wandering(), Telling())
     density = look.density()

@@ -74,8 +74,9 @@ class HostEnvs(Protocol):
 
     def step(self, actions: Tensor) -> EnvStep: ...
 
-    def states(self, observations: Any) -> Tensor:
-        """Return the observations as flat vectors `[N, O]`."""
+    @property
+    def states(self) -> Tensor:
+        """The present observations as flat vectors `[N, O]`."""
 
 
 class HostEpisodes(NamedTuple):
@@ -102,7 +103,7 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
     observations, begins = envs.reset()
     actor.reset()
     states, is_late, last_states = list[Tensor](), list[Tensor](), list[Tensor]()
-    before, episodes, total = envs.states(observations)[state_envs], torch.zeros(()), torch.zeros(())
+    before, episodes, total = envs.states[state_envs], torch.zeros(()), torch.zeros(())
     ages = torch.zeros(envs.count, dtype=torch.long, device=before.device)
     finished = torch.zeros_like(ages, dtype=torch.bool)
     counts = torch.full_like(finished, begins)
@@ -118,7 +119,7 @@ def run_episodes(envs: HostEnvs, actor: Any, sample: bool, state_envs: slice = s
         # states soon after an episode's start are left out, as they depend on how it was reset
         ages = torch.where(ended, 0, ages + 1)
         if sample:
-            states.append(envs.states(observations)[state_envs])
+            states.append(envs.states[state_envs])
             is_late.append(ages[state_envs] > SKIPPED_STEPS)
             last_states.append(before[terminated[state_envs]])
             before, episodes = states[-1], episodes + ended[state_envs]

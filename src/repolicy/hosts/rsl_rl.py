@@ -357,7 +357,7 @@ class ResidualPPO(PPO):
 
 def warn_about_settings(host: Mapping[str, Any]) -> None:
     """Print which settings do harm beside a prior. Settings from a dataclass name them even where no user did."""
-    warn_about_entropy_bonus("entropy_coef", host)
+    warn_about_entropy_bonus("entropy_coef", host.get("entropy_coef"))
     if host.get("schedule") == "adaptive":
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
     if host.get("rnd_cfg"):

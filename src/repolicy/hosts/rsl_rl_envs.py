@@ -19,7 +19,7 @@ class RunnerEnvs:
     """The runner's environments, for episodes of the prior before training."""
 
     def __init__(self, env: Any, algorithm: "ResidualPPO") -> None:
-        self.env, self.algorithm, self.states = env, algorithm, algorithm.flat_observations
+        self.env, self.algorithm = env, algorithm
         self.count, self.has_stepped = int(env.num_envs), False
         # for a wish with a past: whether the next step begins an episode `[N]`, and the past
         self.begins, self.pasts = torch.ones(self.count, dtype=torch.bool), dict[Any, Any]()
@@ -28,7 +28,7 @@ class RunnerEnvs:
     def sizes(self) -> Sizes:
         """The sizes of states and actions; images count as too large for a density."""
         storage = self.algorithm.storage
-        size = self.states(storage.observations[0]).shape[-1] or MAX_STATE_SIZE + 1
+        size = self.algorithm.flat_observations(storage.observations[0]).shape[-1] or MAX_STATE_SIZE + 1
         return Sizes(size, unbounded_actions(storage.actions_shape[0]))
 
     @property
@@ -59,7 +59,7 @@ class RunnerEnvs:
             self.has_stepped = self.has_running_episodes  # some resets leave episodes running
             self.begins |= not self.has_stepped
         observations = self.env.get_observations().to(self.algorithm.device)
-        self.last_states = self.states(observations)
+        self.states = self.algorithm.flat_observations(observations)
         return observations, not self.has_stepped
 
     @property
@@ -85,9 +85,9 @@ class RunnerEnvs:
         observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
         observations, rewards, dones = (part.to(algorithm.device) for part in (observations, rewards, dones))
         addon = algorithm.addon_rewards(extras, rewards) if has_addon else rewards
-        before, self.last_states = self.last_states, self.states(observations)
+        before, self.states = self.states, algorithm.flat_observations(observations)
         if algorithm.wish is not None:
-            addon = self.wish_rewards(before, actions, self.last_states, dones > 0)
+            addon = self.wish_rewards(before, actions, self.states, dones > 0)
         basic = rewards if has_addon else torch.full_like(rewards, math.nan)
         if not has_addon and "basic_reward" in extras:
             basic = algorithm.read_extra(extras, rewards, "basic_reward", "an environment's own reward is basic_reward")

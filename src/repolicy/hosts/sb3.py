@@ -175,7 +175,7 @@ class ResidualPPO(PPO):
         self.method = Method(steering, self.prior)
         self.method.normalize_critic(self.policy.value_net, self.policy.value_net)
         if self.prior is not None and has_weight(steering.objective):
-            warn_about_entropy_bonus("ent_coef", {"ent_coef": self.ent_coef})
+            warn_about_entropy_bonus("ent_coef", self.ent_coef)
             if hasattr(self.policy, "log_std"):
                 accelerate_std(self.policy.optimizer, self.policy.log_std, self.n_steps * self.n_envs)
         if self.position is not None:

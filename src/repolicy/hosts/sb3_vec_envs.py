@@ -77,8 +77,9 @@ class ModelEnvs:
             torch.from_numpy(self.model.read_limit_values(infos)),
         )
 
-    def states(self, observations: Any) -> Tensor:
-        """Return states as flat vectors `[N, O]`; empty ones where they are too large for a density."""
+    @property
+    def states(self) -> Tensor:
+        """The present observations as flat vectors `[N, O]`; empty ones where they are too large for a density."""
         if self.sizes.observation_size > MAX_STATE_SIZE:
             return torch.empty(self.count, 0)
         return flat_observations(self.env, self.last_observations[None])[0]

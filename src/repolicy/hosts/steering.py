@@ -210,9 +210,9 @@ def has_weight(objective: Objective) -> bool:
     return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
 
 
-def warn_about_entropy_bonus(name: str, host: Mapping[str, Any]) -> None:
+def warn_about_entropy_bonus(name: str, bonus: float | None) -> None:
     """Print that a host's own entropy bonus does harm beside a prior."""
-    if bonus := host.get(name):
+    if bonus:
         print(f"ResidualPPO: {name} is {bonus:g}, and alpha pays for the entropy already: set it to 0")
 
 
