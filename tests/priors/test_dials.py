@@ -45,6 +45,17 @@ def test_a_dial_leaves_a_users_random_numbers_alone(how: How) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("how", METHODS)
+def test_choices_count_as_the_customized_policy_counts_them(how: How) -> None:
+    """A prior's file may not tell where the environment's choices begin; the customized policy knows it."""
+    prior, customized = pair("categorical")
+    customized.spec = replace(customized.spec, actions=replace(CHOICES, low=(1.0, 5.0)))
+    observations = torch.ones(1, 4).numpy()
+    found = interpolate_policies(prior, customized, 0.0, how).predict(observations)[0]
+    assert (found == prior.predict(observations)[0] + [1, 5]).all()
+    assert prior.actions == CHOICES
+
+
 def as_policy(linear: lq.LinearGaussian) -> Policy:
     """The same as a network: x = relu(x) − relu(−x)."""
     m, n = linear.gain.shape

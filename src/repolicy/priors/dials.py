@@ -66,6 +66,9 @@ def interpolate_policies(prior: Policy, customized: Policy, t: float, how: How =
         raise UsageError(f"t is {t!r}; it must be a number: 0 is the prior, 1 the customized policy")
     if how not in METHODS:
         raise UsageError(f"there is no dial {how!r}; choose from {', '.join(METHODS)}")
+    if prior.actions.kind == "discrete" and prior.actions.sizes == customized.actions.sizes:
+        prior = frozen(prior)  # its file may not tell from which number choices are counted
+        prior.spec = replace(prior.spec, actions=customized.spec.actions)
     _check_compatible(prior, customized)
     return frozen(METHODS[how](prior, customized, float(t)))
 
