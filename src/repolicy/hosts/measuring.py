@@ -12,7 +12,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.evaluation import ACTIONS, Column
 from repolicy.hosts.method import Method
-from repolicy.hosts.steering import Steering, errors_in_setting_names, with_setting_names
+from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import MIN_LOST_SHARE
 from repolicy.policies import ActionSpace, Density
 from repolicy.prepare.decision import decide_weights
@@ -27,6 +27,7 @@ from repolicy.prepare.states import (
 )
 from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAndNats, Worth, Worths, worth_of
+from repolicy.readers.reading import errors_in_python_terms, in_python_terms
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
 from repolicy.runs import Estimate
@@ -352,7 +353,7 @@ def set_weights(
         return steering
 
     def say(sentence: str) -> None:
-        print(f"{who}: {with_setting_names(sentence)}")
+        print(f"{who}: {in_python_terms(sentence)}")
 
     announce = say if episodes else lambda _: None  # without environments nothing is measured
     found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, announce, episodes))
@@ -361,7 +362,7 @@ def set_weights(
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
 
 
-@errors_in_setting_names()
+@errors_in_python_terms()
 def measure_unset(method: Method, envs: HostEnvs) -> None:
     """Set all weights that are not named, print each choice, and learn the prior's states where they have a price."""
     episodes = PriorEpisodes(envs, method.prior)

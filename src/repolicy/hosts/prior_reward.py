@@ -18,16 +18,17 @@ from repolicy.errors import UsageError
 from repolicy.hosts.measuring import Sizes, set_weights
 from repolicy.hosts.method import REWARD_PARTS, check_finite
 from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
-from repolicy.hosts.steering import Steering, errors_in_setting_names
+from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior, with_torch_defaults
 from repolicy.prepare.states import MIN_FIT_OBSERVATIONS, SKIPPED_STEPS, density_of_states, familiarity
 from repolicy.priors import MeanPrior, OpenedPolicy
+from repolicy.readers.reading import errors_in_python_terms
 from repolicy.runs import Settings
 
 
 @with_torch_defaults()
-@errors_in_setting_names()
+@errors_in_python_terms()
 def prior_reward(
     prior: str | Path | Mapping[str, Any] | Prior,
     omega: float | None = None,

@@ -1,8 +1,6 @@
 """The weights in force, and what moves them from iteration to iteration: a warm-up, a budget, limits."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
@@ -214,17 +212,3 @@ def warn_about_entropy_bonus(name: str, bonus: float | None) -> None:
     """Print that a host's own entropy bonus does harm beside a prior."""
     if bonus:
         print(f"ResidualPPO: {name} is {bonus:g}, and alpha pays for the entropy already: set it to 0")
-
-
-def with_setting_names(sentence: str) -> str:
-    """Replace the command line's options in a sentence by a host's settings: --kl-budget by kl_budget."""
-    return re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence)
-
-
-@contextmanager
-def errors_in_setting_names() -> Iterator[None]:
-    """Raise a UsageError inside the `with` block with a host's settings in place of the command line's options."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(with_setting_names(str(error))) from None

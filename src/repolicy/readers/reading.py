@@ -48,7 +48,7 @@ OPTION = re.compile(
 
 
 def in_python_terms(text: str) -> str:
-    """Replace command-line options in a message by the parameter names of `load_policy`: `--std 0.2` by `std=0.2`."""
+    """Replace command-line options in a message by names in Python, `--std 0.2` by `std=0.2`."""
 
     def python_name(match: re.Match[str]) -> str:
         name, value = match[1].removeprefix("file-"), match[2]
@@ -56,7 +56,8 @@ def in_python_terms(text: str) -> str:
             return name
         return f"{name}={value}" if value[0].isdigit() else f"{name}={value!r}"
 
-    return OPTION.sub(python_name, text)
+    text = OPTION.sub(python_name, text)
+    return re.sub(r"(?<!\w)--([a-z-]+)", lambda option: option[1].replace("-", "_"), text)
 
 
 def options_of_new(text: str) -> str:
