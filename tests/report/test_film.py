@@ -56,6 +56,13 @@ class Unlit(Unseen):
             raise TypeError("no lamp")
 
 
+class Unasked(Unseen):
+    """It takes no render_mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
 @pytest.fixture
 def policy(tmp_path: Path) -> str:
     path = tmp_path / "policy.safetensors"
@@ -136,6 +143,8 @@ def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str
         filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unseen"))
     with pytest.raises(UsageError, match=r"cannot be filmed: TypeError: no lamp \(test_film.py, line \d+\)$"):
         filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unlit"))
+    with pytest.raises(UsageError, match=r"it takes no render_mode; it needs a render\(\) .*'rgb_array' \(docs/qui"):
+        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unasked"))
     with pytest.raises(UsageError, match="takes observations of 4 numbers"):
         filming.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
 

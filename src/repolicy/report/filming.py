@@ -187,13 +187,15 @@ _CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as 
 
 def _make_env(make: Any, shot: Shot) -> Any:
     """Make the environment with the options that it takes: a way to render, and a size."""
-    with in_one_sentence(f"environment {shot.env!r} cannot be filmed", UsageError):
-        try:
-            return make(render_mode="rgb_array", width=shot.width, height=shot.height)
-        except TypeError as error:
-            if "keyword argument" not in str(error):  # else it takes no size
-                raise
-            return make(render_mode="rgb_array")
+    problem = f"environment {shot.env!r} cannot be filmed"
+    with in_one_sentence(problem, UsageError):
+        for size in ({"width": shot.width, "height": shot.height}, {}):
+            try:
+                return make(render_mode="rgb_array", **size)
+            except TypeError as error:
+                if "argument" not in str(error):  # else it does not take these options
+                    raise
+        raise UsageError(f"{problem}: it takes no render_mode; {RENDER_HINT}")
 
 
 def use_tracking_camera(task: Any) -> bool:
