@@ -179,6 +179,8 @@ def test_what_is_named_beside_a_model_s_file_is_taken_or_refused(tmp_path: Path)
         with pytest.raises(UsageError, match=f"the model's {by} moves its weights: .* another weight, name {by}, too"):
             ResidualPPO.load(path, envs(), omega=9.0)
         assert ResidualPPO.load(path, envs(), omega=9.0, **{by: None}).steering.objective.omega == 9.0
+        assert getattr(ResidualPPO.load(path, envs()).steering, by) == amount
+        assert getattr(ResidualPPO.load(path, envs(), **{by: None}).steering, by) is None
     assert ResidualPPO.load(path, envs(), alpha=0.2).steering.objective.alpha == 0.2
     with pytest.raises(UsageError, match="ResidualPPO has no option omgea; did you mean omega"):
         ResidualPPO.load(path, envs(), omgea=9.0)

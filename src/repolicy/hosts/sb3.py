@@ -254,9 +254,10 @@ class ResidualPPO(PPO):
         moved = {"omega", "alpha", "objective"} - ({"alpha"} if saved.steered_by == "keep" else set())
         if (by := saved.steered_by) and named & moved and not named & BUDGETS.keys():
             raise UsageError(f"the model's {by} moves its weights: with another weight, name {by}, too, or None")
-        is_plain_ppo = saved.prior_name is None
-        if is_plain_ppo and options["prior"] is not None:
-            options.setdefault("critic_warmup", None)  # its critic is of another reward
+        dropped = [name for name in BUDGETS if name in options and options[name] is None]
+        options["position"] = saved.position and saved.position | dict.fromkeys(dropped)
+        if saved.prior_name is None and options["prior"] is not None:
+            options.setdefault("critic_warmup", None)  # the critic of plain PPO is of another reward
         loaded: ResidualPPO = super().load(path, env, device, **options)
         loaded.method.resume_critic(loaded.position)
         loaded.method.density = saved.density

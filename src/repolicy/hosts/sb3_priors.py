@@ -158,13 +158,14 @@ def prior_tensors(prior: Any) -> Mapping[str, Tensor]:
 
 
 class SavedModel(NamedTuple):
-    """The prior in a saved model, and what moves its weights; empty for Stable-Baselines3's own PPO."""
+    """What is ours in a saved model; empty for Stable-Baselines3's own PPO."""
 
     prior: Policy | ActorWeights | None = None
     prior_name: object = None
     density: Density | None = None
     tensors: Mapping[str, Tensor] = {}
     steered_by: str | None = None  # of `BUDGETS`
+    position: dict[str, Any] | None = None  # the method's state
 
 
 def read_saved(path: Any) -> SavedModel:
@@ -185,7 +186,7 @@ def read_saved(path: Any) -> SavedModel:
             )
             data = json.loads(archive.read("data"))
             steered_by = next((name for name in BUDGETS if data.get(name)), None)
-            return SavedModel(prior, data.get("prior_name"), density, tensors, steered_by)
+            return SavedModel(prior, data.get("prior_name"), density, tensors, steered_by, data.get("position"))
     except zipfile.BadZipFile:
         return SavedModel()
     finally:
