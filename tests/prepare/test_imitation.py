@@ -5,7 +5,6 @@ import math
 import pickle
 import sys
 import warnings
-import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -317,10 +316,7 @@ def test_files_that_are_no_npz_are_one_sentence() -> None:
     content = packed.getvalue()
     start = 30 + len("observations.npy") + content[28]  # of what is packed, behind the entry's header
     Path("packed.npz").write_bytes(content[:start] + b"\xff" + content[start + 1 :])
-    with zipfile.ZipFile("odd.npz", "w") as file:
-        file.writestr("observations.npy", b"no array")
-        file.writestr("actions.npy", b"")
-    for name in ("one", "pickle", "text", "cut", "packed", "odd", "missing"):
+    for name in ("one", "pickle", "text", "cut", "packed", "missing"):
         with pytest.raises(FileError) as found:
             read_demonstrations(f"{name}.npz")
         assert f"{name}.npz" in str(found.value)
