@@ -5,6 +5,7 @@ import math
 import pickle
 import sys
 import warnings
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -316,7 +317,10 @@ def test_files_that_are_no_npz_are_one_sentence() -> None:
     content = packed.getvalue()
     start = 30 + len("observations.npy") + content[28]  # of what is packed, behind the entry's header
     Path("packed.npz").write_bytes(content[:start] + b"\xff" + content[start + 1 :])
-    for name in ("one", "pickle", "text", "cut", "packed", "missing"):
+    with zipfile.ZipFile("odd.npz", "w") as file:
+        file.writestr("observations.npy", b"no array")
+        file.writestr("actions.npy", b"")
+    for name in ("one", "pickle", "text", "cut", "packed", "odd", "missing"):
         with pytest.raises(FileError) as found:
             read_demonstrations(f"{name}.npz")
         assert f"{name}.npz" in str(found.value)

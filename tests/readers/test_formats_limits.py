@@ -11,11 +11,14 @@ import pytest
 import torch
 from comparing import describe
 from made_checkpoints import Seen, brax_file, with_entry
+from made_graphs import script, stacked
+from torch import nn
 
 from repolicy.errors import FileError
 from repolicy.policies import ActionSpace
 from repolicy.readers.context import read_statistics
 from repolicy.readers.description import CannotCopyError
+from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.perceptrons import actions_of, observations_of
 from repolicy.readers.pickles import GlobalName, ObjectStub, load
 
@@ -59,6 +62,31 @@ def test_choices_that_do_not_begin_at_0_are_refused() -> None:
             actions_of(space(name, **told))
 
 
-def test_a_switch_is_a_choice_of_two() -> None:
-    for n in (4, (2, 2), np.array([4])):
-        assert actions_of(space("MultiBinary", n=n)).sizes == (2, 2, 2, 2)
+def test_switches_are_counted_before_they_are_made() -> None:
+    for n in (3, (3,), np.array([3])):
+        assert actions_of(space("MultiBinary", n=n)).sizes == (2, 2, 2)
+    for n in (200_000, (2, 100_000)):
+        with pytest.raises(ValueError, match="200,000 switches"):
+            actions_of(space("MultiBinary", n=n))
+    with pytest.raises(TypeError):
+        actions_of(space("MultiBinary", n=(2**30, (1, 1))))
+    with pytest.raises(TypeError):
+        observations_of(space("Box", _shape=(2**30, (1, 1))))
+
+
+# TorchScript ----------------------------------------------------------------------------------------------------------
+def test_lists_of_lists_are_no_numbers() -> None:
+    row = [1.0, 2.0]
+    assert OPERATIONS["add"]([row, row], {}).tolist() == [2.0, 4.0]
+    for name, args in (("add", [TracedValue(()), [row]]), ("linear", [TracedValue(()), [row]]), ("sqrt", [[row]])):
+        with pytest.raises(ValueError, match="a list of no numbers"):
+            OPERATIONS[name](args, {})
+
+
+def test_code_that_is_too_deep_for_pythons_parser(tmp_path: Path) -> None:
+    path = script(tmp_path / "policy.pt", stacked(nn.Tanh()), 5)
+    with zipfile.ZipFile(path) as archive:
+        content = with_entry(archive, ".py", lambda _: b"x = " + b"-" * 60_000 + b"1\n")
+    path.write_bytes(content)
+    with pytest.raises(CannotCopyError, match="cannot be copied: its code has a line that is nested too deep"):
+        describe(path)

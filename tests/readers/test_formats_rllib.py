@@ -3,6 +3,7 @@
 import base64
 import io
 import pickle
+import tracemalloc
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -126,24 +127,32 @@ def compressed(content: bytes) -> str:
     return base64.b64encode(zlib.compress(content)).decode()
 
 
-def headed(header: bytes) -> str:
+def headed(header: bytes, numbers: bytes = b"") -> str:
     """An .npy of version 1 with this header."""
-    return compressed(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    return compressed(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + numbers)
+
+
+HEADER = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d,)}"
 
 
 @pytest.mark.parametrize(
     "mean",
     [
         *("!", base64.b64encode(b"no zlib").decode(), packed(np.zeros(4)), None),
-        *(headed(b"{("), compressed(b"PK\x03\x04 no zip"), packed(np.array(["a"] * 5))),
+        headed(HEADER % 5, bytes(2**26)),
+        *(headed(HEADER % 10**12), headed(b"{("), compressed(b"PK\x03\x04 no zip"), packed(np.array(["a"] * 5))),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_damaged_statistics_are_one_sentence(checkpoint: Any, mean: Any) -> None:
     sums = {"mean_array": mean, "std_array": packed(np.ones(5))}
     folder = checkpoint(FILTER, num_pushes=2, **sums)
+    tracemalloc.start()
     with pytest.raises(FileError, match="damaged|cannot be read"):
         load_policy(folder)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**24
 
 
 @pytest.mark.parametrize("body", ["encoder.actor_encoder", "encoder.encoder"])

@@ -208,6 +208,21 @@ def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: st
         Graph(PolicyFile(folder / "flat.onnx"))
 
 
+@pytest.mark.parametrize("place", ["initializer", "constant"])
+def test_sparse_weights_are_refused(place: str, tmp_path: Path) -> None:
+    """Whose numbers may lie in a file of the current folder."""
+    model = onnx.load(residual(tmp_path))
+    numbers = onnx.numpy_helper.from_array(np.ones(1, np.float32), "kept")
+    sparse = onnx.helper.make_sparse_tensor(numbers, onnx.numpy_helper.from_array(np.zeros(1, np.int64)), [4])
+    if place == "initializer":
+        model.graph.sparse_initializer.append(sparse)
+    else:
+        model.graph.node.append(onnx.helper.make_node("Constant", [], ["kept"], sparse_value=sparse))
+    (tmp_path / "flat.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match="has sparse weights, which are not read"):
+        Graph(PolicyFile(tmp_path / "flat.onnx"))
+
+
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes observations of 5 numbers, the environment's: 6"):
         placed(residual(tmp_path), 6, 3)

@@ -61,6 +61,8 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
     for name in needed:
         if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs {', '.join(needed)}")
+        if not isinstance(arrays[name], np.ndarray):  # NumPy returns the bytes of an entry that is no array
+            raise FileError(f"{path} is damaged: {name} are no array")
     return arrays
 
 

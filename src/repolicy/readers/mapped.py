@@ -3,6 +3,7 @@
 Also guesses a layout for a checkpoint that has none of the known ones.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from repolicy.readers.perceptrons import (
 )
 from repolicy.readers.pickles import ObjectStub
 
+MAX_VALUES, MAX_DEPTH = 100_000, 30  # limits of a file's nested values
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # not part of a tensor's name in a pickle of a whole module
 MEAN_NAMES, COUNT_NAMES = ("mean", "running_mean", "_mean"), ("count", "current_count")
 VARIANCE_NAMES = ("var", "running_var", "running_variance", "_var")
@@ -75,22 +77,25 @@ def _read_by_user_layout(tensors: Tensors, layout: Layout, context: ReadContext)
 
 def tensors_in(saved: Any) -> dict[str, Array]:
     """Return all arrays and numbers in nested dicts, lists and object stubs, by their names joined with dots."""
-    return dict(_walk(saved, "", set()))
+    tensors = dict(itertools.islice(_walk(saved, "", MAX_DEPTH, set()), MAX_VALUES + 1))
+    if len(tensors) > MAX_VALUES:
+        raise ValueError(f"it holds more than {MAX_VALUES:,} values, and is no policy")
+    return tensors
 
 
-def _walk(value: Any, name: str, visited: set[int]) -> Iterator[tuple[str, Array]]:
-    """Yield the name and the array of each tensor in a nested value."""
+def _walk(value: Any, name: str, depth: int, visited: set[int]) -> Iterator[tuple[str, Array]]:
+    """Yield the name and the array of each tensor in a nested value, down to a depth."""
     if isinstance(value, np.ndarray | np.generic | int | float):
         yield name, np.asarray(value)
         return
-    if id(value) in visited or not isinstance(value, ObjectStub | dict | list | tuple):
+    if not depth or id(value) in visited or not isinstance(value, ObjectStub | dict | list | tuple):
         return
-    visited.add(id(value))  # a module may refer to itself
+    visited.add(id(value))  # a small pickle can refer to the same part 2^depth times
     if isinstance(value, ObjectStub):  # of a module take the tensors, not its settings
         value = {key: value.state[key] for key in MODULE_DICTS if key in value.state} or value.state
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
         part_name = name if key in MODULE_DICTS else f"{name}.{key}".removeprefix(".")
-        yield from _walk(part, part_name, visited)
+        yield from _walk(part, part_name, depth - 1, visited)
 
 
 def _find_layout(tensors: Tensors) -> tuple[Layout, str] | None:

@@ -302,7 +302,18 @@ def load_model(content: bytes, where: str) -> Any:
     except Exception as error:  # onnx's own, of several classes
         problem = f"{where} keeps weights in another file, which must lie beside it and be whole"
         raise FileError(f"{problem}: {first_line(error)}") from None
+    if _has_sparse_weights(model.graph):  # onnx does not load them, and onnxruntime would from any folder
+        raise FileError(f"{where} has sparse weights, which are not read: export it with dense ones")
     return model
+
+
+def _has_sparse_weights(graph: Any) -> bool:
+    """Return whether a graph, or one inside of it, has sparse tensors."""
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    return bool(graph.sparse_initializer) or any(
+        each.HasField("sparse_tensor") or each.sparse_tensors or any(map(_has_sparse_weights, [each.g, *each.graphs]))
+        for each in attributes
+    )
 
 
 def _find_input(graph: Any) -> tuple[int, str]:

@@ -141,8 +141,7 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
             chain = fuse(first.chain, second.chain) if fuse else None
             return None if chain is None else TracedValue(chain)
         if not isinstance(first, TracedValue) and not isinstance(second, TracedValue):
-            with np.errstate(all="ignore"):
-                return np.asarray(fold(_array(first), _array(second)))
+            return _fold_constants(fold, _array(first), _array(second))
         is_first = isinstance(first, TracedValue)
         value, constant = (first, _array(second)) if is_first else (second, _array(first))
         if constant.size not in (1, *constant.shape[-1:]):
@@ -160,10 +159,20 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
     return operation
 
 
+def _fold_constants(fold: Callable[[Any, Any], Any], first: Array, second: Array) -> Array | None:
+    """Compute an operation of two constants; None where the result would be larger than both of them."""
+    if math.prod(np.broadcast_shapes(first.shape, second.shape)) > max(first.size, second.size):
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray(fold(first, second))
+
+
 def _array(value: Any) -> Array:
-    """Return a constant in double precision; refuse half precision."""
+    """Return a constant in double precision. Refuse half precision, and nested lists: these can be of any size."""
     if isinstance(value, np.ndarray) and value.dtype == np.float16:
         raise CannotCopyError("it computes in half precision")
+    if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
+        raise ValueError("a list of no numbers stands where an array is expected")
     return np.asarray(value, np.float64)
 
 

@@ -144,6 +144,9 @@ def first_names(tensors: Iterable[str]) -> str:
 # Spaces of Gymnasium and gym, which are object stubs ------------------------------------------------------------------
 
 
+MAX_SWITCHES = 100_000
+
+
 def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
     """Return (key, size) of each part of a Dict observation; for other spaces one part with an empty key."""
     if space.last != "Dict":
@@ -157,7 +160,7 @@ def _size(space: Any) -> int:
     shape = space.state.get("_shape", space.state.get("shape"))
     if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
         raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")
-    return math.prod(map(int, shape))
+    return math.prod(map(int, shape))  # int(): a damaged file may hold texts, which times a number become huge
 
 
 def actions_of(space: Any) -> ActionSpace:
@@ -174,5 +177,8 @@ def actions_of(space: Any) -> ActionSpace:
         return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1)))
     if space.last == "MultiBinary":
         sizes = space.state["n"]
-        return ActionSpace("discrete", (2,) * int(np.prod(sizes)))
+        count = math.prod(map(int, sizes)) if np.iterable(sizes) else int(sizes)
+        if count > MAX_SWITCHES:
+            raise ValueError(f"{count:,} switches")
+        return ActionSpace("discrete", (2,) * count)
     raise CannotCopyError(f"its actions are a {space.last}")

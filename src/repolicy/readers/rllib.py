@@ -41,6 +41,7 @@ PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's fol
 ACTIONS_PIPELINE, ACTIONS_SCALER = Path("env_runner/module_to_env_connector"), "NormalizeAndClipActions"
 MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
+MAX_HEADER = 1024  # bytes before an array's numbers
 NORM_EPSILON = 1e-3  # of RLlib's LayerNorms
 HARMLESS = {  # connectors that do not change observations that are a row of numbers
     "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
@@ -74,7 +75,7 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
         raise CannotCopyError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
     network = make_perceptron([*sequential_layers(tensors, body, NORM_EPSILON), *head], None, activation)
-    statistics = context.statistics(network.width, _checkpoint_normalizer(context))
+    statistics = context.statistics(network.width, _checkpoint_normalizer(context, network.width))
 
     has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
     needed = sum(actions.sizes) * (2 if has_std_head else 1)
@@ -123,7 +124,7 @@ def _load_constructor(context: ReadContext) -> tuple[str, dict[str, Any]]:
     return rllib_class[1], arguments
 
 
-def _checkpoint_normalizer(context: ReadContext) -> Normalizer | None:
+def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | None:
     """Return the normalizer in the checkpoint's connectors; None where there is no normalizer or no checkpoint."""
     connectors = [name for name, _ in _connectors(context, PIPELINE)]
     if others := set(connectors) - HARMLESS - {FILTER}:
@@ -135,13 +136,13 @@ def _checkpoint_normalizer(context: ReadContext) -> Normalizer | None:
     [running] = state["running_stats"]
     squares = running.get("sum_sq_diff_array", running.get("std_array"))  # by RLlib's version
     with in_one_sentence(f"{file} is damaged", FileError):  # NumPy's, zlib's and tokenize's errors, of many classes
-        mean, squares = (_decode_array(packed) for packed in (running["mean_array"], squares))
+        mean, squares = (_decode_array(packed, width) for packed in (running["mean_array"], squares))
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
     if not state["de_mean_to_zero"]:
-        mean = np.zeros_like(mean)
+        mean = np.zeros(width)
     if not state["de_std_to_one"]:
-        std = np.ones_like(std)
+        std = np.ones(width)
     return make_normalizer(mean, std, state["clip_by_value"] or None, float(count))
 
 
@@ -161,9 +162,12 @@ def _connectors(context: ReadContext, pipeline: Path) -> list[tuple[str, dict[st
     return [(kind.last, settings) for kind, _, settings in arguments["connectors"]]
 
 
-def _decode_array(packed: str) -> Array:
-    """Decode a compressed .npy in base64."""
-    return real_array(np.load(io.BytesIO(zlib.decompress(base64.b64decode(packed)))))
+def _decode_array(packed: str, width: int) -> Array:
+    """Decode a compressed .npy in base64, of no more than `width` doubles."""
+    stream = io.BytesIO(zlib.decompressobj().decompress(base64.b64decode(packed), MAX_HEADER + 8 * width))
+    np.lib.format.read_magic(stream)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    return real_array(np.frombuffer(stream.read(), dtype).reshape(shape, order="F" if is_fortran else "C"))
 
 
 def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext, is_recorded: bool) -> PolicyDescription:

@@ -15,6 +15,7 @@ from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle, read_zip_entry
 
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
+MAX_EXPRESSIONS = 20_000  # evaluated in one file
 
 
 def matches(names: list[str]) -> bool:
@@ -64,6 +65,7 @@ class _Code:
     def __init__(self, archive: zipfile.ZipFile, root: str, constants: Any) -> None:
         self.archive, self.root, self.constants = archive, root, constants
         self.files: dict[str, ast.Module] = {}
+        self.expressions_left = MAX_EXPRESSIONS
 
     def error(self, construct: str) -> CannotCopyError:
         return CannotCopyError(f"its code has {construct}, which no perceptron of ours has")
@@ -72,7 +74,10 @@ class _Code:
         """Parse the code file of a module; that of `__torch__.a.b` is code/__torch__/a/b.py."""
         if module not in self.files:
             text = read_zip_entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py")
-            self.files[module] = ast.parse(text.decode("utf-8", "replace"))
+            try:
+                self.files[module] = ast.parse(text.decode("utf-8", "replace"))
+            except (MemoryError, RecursionError):  # of Python's parser
+                raise self.error("a line that is nested too deep") from None
         return self.files[module]
 
     def members(self, stub: Any) -> list[ast.stmt]:
@@ -132,6 +137,9 @@ class _Code:
 
     def value(self, node: ast.expr, local: dict[str, Any]) -> Any:
         """Evaluate an expression."""
+        self.expressions_left -= 1
+        if self.expressions_left < 0:
+            raise self.error("more code")
         match node:
             case ast.Constant():
                 return node.value
