@@ -1,4 +1,4 @@
-"""Damaged or odd files, whose parts are not what a reader expects: each is refused in one sentence."""
+"""Small files that would take very long to read, or very much memory: each is refused before it does."""
 
 import io
 import pickle
@@ -20,7 +20,103 @@ from repolicy.readers.context import read_statistics
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.perceptrons import actions_of, observations_of
-from repolicy.readers.pickles import GlobalName, ObjectStub, load
+from repolicy.readers.pickles import GlobalName, ObjectStub, load, read_pickle
+
+DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"}" + DEEP + b"Ns.",
+        b"}(" + DEEP + b"Nu.",
+        b"(" + DEEP + b"Nd.",
+        b"(" + DEEP + b"\x91.",
+        b"\x8f(" + DEEP + b"\x90.",
+        b"c__builtin__\nset\n](" + DEEP + b"e\x85R.",
+        b"c__builtin__\nfrozenset\n](" + DEEP + b"e\x85R.",
+        b"ccollections\nOrderedDict\n](" + DEEP + b"N\x86e\x85R.",
+    ],
+)
+def test_what_takes_long_to_hash_is_no_key(content: bytes) -> None:
+    with pytest.raises(FileError, match="a key in it is neither text nor a number"):
+        read_pickle(b"\x80\x04" + content, "a file")
+
+
+@pytest.mark.parametrize("content", [DEEP + b"\x8c\x01a\x93.", b"\x8c\x01a" + DEEP + b"\x93."])
+def test_what_takes_long_to_write_is_no_name(content: bytes) -> None:
+    with pytest.raises(FileError, match="requires str"):
+        read_pickle(b"\x80\x04" + content, "a file")
+
+
+SIZE = 2**20
+TEXT = b"X" + SIZE.to_bytes(4, "little") + b"a" * SIZE + b"q\x01"  # so many letters, remembered as number 1
+BYTES = b"B" + TEXT[1:]
+NONES = b"](" + b"N" * 2**17 + b"eq\x01"
+TABLE = b"}q\x01(" + b"".join(b"M" + n.to_bytes(2, "little") + b"N" for n in range(2**16)) + b"u"
+STATE = b"(K\x01J" + SIZE.to_bytes(4, "little") + b"\x85cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R\x89h\x01t"
+
+
+@pytest.mark.parametrize(
+    ("made", "again"),
+    [
+        (b"c_codecs\nencode\nq\x00" + TEXT, b"h\x00h\x01X\x06\x00\x00\x00latin1\x86R"),
+        (b"c__builtin__\nbytearray\nq\x00" + BYTES, b"h\x00h\x01\x85R"),
+        (b"c__builtin__\nlist\nq\x00" + NONES, b"h\x00h\x01\x85R"),
+        (b"cmine\nKind\nq\x00" + NONES, b"h\x00h\x01R"),
+        (b"cmine\nKind\nq\x00" + TABLE, b"h\x00)Rh\x01b"),
+        (TEXT, b"h\x01h\x01\x93"),
+        (b"cnumpy.core.multiarray\n_reconstruct\nq\x00" + TEXT, b"h\x00)R" + STATE + b"b"),
+    ],
+)
+def test_one_large_thing_is_not_made_again_and_again(made: bytes, again: bytes) -> None:
+    """A few times are fine: a tensor may be pickled as text, and be a parameter as well."""
+    read_pickle(b"\x80\x04](" + made + 3 * again + b"e.", "a file")
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04](" + made + 400 * again + b"e.", "a file")
+
+
+def test_a_negative_number_does_not_raise_the_limit() -> None:
+    number = b"ctorch._utils\n_rebuild_parameter\nJ\x00\x00\x00\x80\x85R"
+    made, again = b"c_codecs\nencode\nq\x00" + TEXT, b"h\x00h\x01X\x06\x00\x00\x00latin1\x86R"
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04](" + number + made + 400 * again + b"e.", "a file")
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        b"(" + b"\x8f" * 600 + b"l",  # sets
+        b"(" + b"]" * 600 + b"l",
+        b"(" + b"}" * 600 + b"l",
+        b"(" + b"N\x85" * 600 + b"l",  # tuples of one
+        b"(" + b"(t" * 600 + b"l",
+        b"N" + b"\x94" * 600,  # what remembers the same thing, again and again
+        b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(600)) + b"u",
+        b"\x8f(" + b"".join(b"J" + n.to_bytes(4, "little") for n in range(600)) + b"\x90",
+    ],
+)
+def test_many_small_things_are_counted(many: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.readers.pickles.MAX_OPCODES", 500)
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04" + many + b".", "a file")
+
+
+def test_a_policys_pickle_has_fewer_opcodes_than_so_many() -> None:
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04N" + b"\x94" * 600_000 + b".", "a file")
+
+
+def test_tensors_may_share_their_numbers_a_few_times() -> None:
+    shared = torch.arange(1_500_000.0)
+    for count in (3, 15):
+        buffer = io.BytesIO()
+        torch.save({str(n): shared.view(1500, 1000) for n in range(count)}, buffer)
+        if count == 3:
+            assert all(each[1499, 999] == 1_499_999.0 for each in load(buffer.getvalue(), "a file").values())
+        else:
+            with pytest.raises(FileError, match="far more than it holds"):
+                load(buffer.getvalue(), "a file")
 
 
 def test_a_storage_has_a_name(tmp_path: Path) -> None:

@@ -2,17 +2,18 @@
 
 A pickle is a program that may call any function that it names. Here nothing is imported or called. A name becomes a
 `GlobalName`, and an object an `ObjectStub` that stores its arguments and its state. Only plain containers, NumPy arrays
-and PyTorch tensors (as arrays) are built, from the bytes in the file.
+and PyTorch tensors (as arrays) are built, from the bytes in the file. Their total memory is limited by the file's size.
 """
 
 import io
-import math
 import pickle
+import pickletools
 import reprlib
 import struct
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,10 +26,13 @@ PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 REAL_KINDS = "biuf"  # kinds of NumPy dtypes: booleans, integers and real numbers
 DAMAGE_ERRORS = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError),
-    *(EOFError, SyntaxError, MemoryError, struct.error, pickle.UnpicklingError, zlib.error),
+    *(EOFError, SyntaxError, struct.error, pickle.UnpicklingError, zlib.error),
 )
+MAX_OPCODES = 500_000  # a policy's pickle has a few thousand; the costliest opcode allocates some hundred bytes
+BASE_MEMORY, MEMORY_FACTOR = 2**24, 8  # calls may allocate this many bytes, plus this many times the file's size
 MAX_RATIO, FREE_SIZE = 200, 2**20  # a zip may unpack to this many times its size, plus this many bytes
 ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"  # first bytes of a zip, and of a pickle since protocol 2
+TOO_LARGE = "it would unpack to far more than it holds"
 OLD_TORCH_MAGIC = bytes.fromhex("6cfc9c46f9206aa85019")  # among the first bytes of a file of PyTorch before 1.6
 STORAGE_DTYPES = {  # BFloat16 is the upper half of a float
     "Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "u2", "Long": "i8", "Int": "i4", "Short": "i2",
@@ -68,10 +72,15 @@ class ObjectStub:
     append = add = __setitem__ = extend
 
 
-def read_pickle(content: bytes, where: str, load_storage: LoadStorage | None = None) -> Any:
-    """Load a pickle, and by `load_storage` its tensors; raise a FileError that names `where` if it is damaged."""
+def read_pickle(content: bytes, where: str, size: int = 0, load_storage: LoadStorage | None = None) -> Any:
+    """Load a pickle; raise a FileError that names `where` if it is damaged.
+
+    `size` is the number of bytes of the file that it is part of, unpacked, and `load_storage` reads the other parts.
+    """
     try:
-        return _Unpickler(io.BytesIO(content), load_storage).load()
+        if sum(1 for _ in pickletools.genops(content)) > MAX_OPCODES:
+            raise ValueError(TOO_LARGE)
+        return _Unpickler(io.BytesIO(content), size or len(content), load_storage).load()
     except DAMAGE_ERRORS as error:
         raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
 
@@ -121,7 +130,7 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
 
 def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
     """Raise a FileError if a zip of `size` bytes says that it unpacks to far too many bytes."""
-    unpacked = sum(info.file_size for info in archive.infolist())
+    unpacked = unpacked_size(archive)
     if unpacked > MAX_RATIO * size + FREE_SIZE:
         raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}")
 
@@ -132,6 +141,11 @@ def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(name)
     except Exception as error:  # a KeyError, zipfile's, zlib's, lzma's and bz2's, of many classes
         raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
+
+
+def unpacked_size(archive: zipfile.ZipFile) -> int:
+    """Return the total size of a zip's entries, as its table of contents has it."""
+    return sum(info.file_size for info in archive.infolist())
 
 
 # Files of torch.save --------------------------------------------------------------------------------------------------
@@ -159,7 +173,8 @@ def read_torch_pickle(archive: zipfile.ZipFile, name: str) -> Any:
             storages[number] = _decode(read_zip_entry(archive, f"{root}{name}/{number}"), kind)
         return storages[number]
 
-    return read_pickle(read_zip_entry(archive, f"{root}{name}.pkl"), str(archive.filename), load_storage)
+    content = read_zip_entry(archive, f"{root}{name}.pkl")
+    return read_pickle(content, str(archive.filename), unpacked_size(archive), load_storage)
 
 
 def _decode(content: bytes, kind: Any) -> np.ndarray:
@@ -180,14 +195,17 @@ class _Unpickler(pickle._Unpickler):
     Every call of the pickle goes through `_instantiate`, and every state of an object through `load_build`.
     """
 
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch.copy()
     stack: list[Any]  # the operands since the last MARK opcode
     append: Callable[[Any], None]
 
-    def __init__(self, stream: io.BytesIO, load_storage: LoadStorage | None) -> None:
+    def __init__(self, stream: io.BytesIO, size: int, load_storage: LoadStorage | None) -> None:
         super().__init__(stream, encoding="latin1")
         self.load_storage = load_storage
+        self.memory_left = BASE_MEMORY + MEMORY_FACTOR * size
 
     def find_class(self, module: str, name: str) -> GlobalName:
+        self.charge(len(module) + len(name))
         return GlobalName(f"{PYTHON_2_MODULES.get(module, module)}.{name}")
 
     def persistent_load(self, key: Any) -> np.ndarray:
@@ -195,8 +213,16 @@ class _Unpickler(pickle._Unpickler):
             raise ValueError("it points to something outside of itself")
         return self.load_storage(key)
 
+    def charge(self, size: int) -> None:
+        """Count allocated bytes against the limit: a short pickle could build the same large object again and again."""
+        self.memory_left -= size
+        if self.memory_left < 0:
+            raise ValueError(TOO_LARGE)
+
     def _instantiate(self, function: Any, args: Any) -> None:
-        self.append(build_object(function, tuple(args)))
+        built = build_object(function, tuple(args))
+        self.charge(_size_of(built) + _size_of(args))
+        self.append(built)
 
     def load_reduce(self) -> None:
         args, function = self.stack.pop(), self.stack.pop()
@@ -211,20 +237,46 @@ class _Unpickler(pickle._Unpickler):
         if isinstance(target, ObjectStub):
             for part in state if isinstance(state, tuple) else (state,):
                 if isinstance(part, dict):
+                    self.charge(_size_of(part))
                     target.state.update(part)
         elif isinstance(target, np.dtype):
             if state[1] not in "<>|=":
                 raise ValueError("an array's type is damaged")
             target.__setstate__((3, state[1], None, None, None, -1, -1, 0))  # type: ignore[attr-defined]
         elif isinstance(target, np.ndarray):
-            _fill_array(target, state)
+            self.charge(_size_of(_fill_array(target, state)))
 
-    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {
-        pickle.REDUCE[0]: load_reduce,
-        pickle.NEWOBJ[0]: load_reduce,
-        pickle.NEWOBJ_EX[0]: load_newobj_ex,
-        pickle.BUILD[0]: load_build,
-    }
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of a built value, without the values in it."""
+    return max(sys.getsizeof(value), getattr(value, "nbytes", 0))
+
+
+def _with_checked_keys(opcode: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Wrap an opcode that builds a dict or a set: check its keys first, which are that slice of the stack."""
+
+    def checked(unpickler: _Unpickler) -> None:
+        _checked_keys(unpickler.stack[keys])
+        opcode(unpickler)
+
+    return checked
+
+
+_Unpickler.dispatch |= {
+    pickle.REDUCE[0]: _Unpickler.load_reduce,
+    pickle.NEWOBJ[0]: _Unpickler.load_reduce,
+    pickle.NEWOBJ_EX[0]: _Unpickler.load_newobj_ex,
+    pickle.BUILD[0]: _Unpickler.load_build,
+} | {
+    code[0]: _with_checked_keys(_Unpickler.dispatch[code[0]], keys)
+    for code, keys in (
+        (pickle.SETITEM, slice(-2, -1)),
+        (pickle.SETITEMS, slice(None, None, 2)),
+        (pickle.DICT, slice(None, None, 2)),
+        (pickle.ADDITEMS, slice(None)),
+        (pickle.FROZENSET, slice(None)),
+    )
+}
 
 
 # Objects that are built -----------------------------------------------------------------------------------------------
@@ -235,6 +287,20 @@ def build_object(function: Any, args: tuple[Any, ...]) -> Any:
     builder = BUILDERS.get(function.text) if isinstance(function, GlobalName) else None
     built = NotImplemented if builder is None else builder(*args)
     return ObjectStub(function) if built is NotImplemented else built
+
+
+def _checked_keys(keys: Iterable[Any]) -> list[Any]:
+    """Return the keys of a dict or a set; refuse nested tuples, whose hashing time can grow without limit."""
+    keys = list(keys)
+    if any(isinstance(key, tuple | frozenset) for key in keys):
+        raise ValueError("a key in it is neither text nor a number")
+    return keys
+
+
+def _dict(entries: Any = (), *_: Any) -> dict[Any, Any]:
+    entries = [*entries.items()] if isinstance(entries, dict) else list(entries)
+    _checked_keys(key for key, _ in entries)
+    return dict(entries)
 
 
 def _dtype(name: Any = None, *_: Any) -> Any:
@@ -254,7 +320,7 @@ def _fill_array(array: np.ndarray, state: Any) -> np.ndarray:
     if not isinstance(dtype, np.dtype):
         return array  # an array of objects stays empty
     content = content.encode("latin1") if isinstance(content, str) else content
-    if math.prod(map(int, shape)) * dtype.itemsize != len(content):
+    if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
     array.__setstate__((1, tuple(shape), dtype, bool(fortran), bytes(content)))  # type: ignore[arg-type]
     return array
@@ -276,7 +342,7 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
     if not isinstance(storage, np.ndarray):
         return NotImplemented
     size, stride = [int(number) for number in size], [int(number) for number in stride]
-    count = math.prod(size)
+    count = int(np.prod(size, dtype=object))
     last = offset + sum((number - 1) * step for number, step in zip(size, stride, strict=True)) if count else offset
     if min([offset, *size, *stride]) < 0 or count > len(storage) or (count and last >= len(storage)):
         raise ValueError(f"a tensor of shape {tuple(size)} does not fit into the {len(storage)} numbers of its storage")
@@ -285,10 +351,10 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
 
 
 BUILDERS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": lambda entries=(), *_: dict(entries),
-    "flax.core.frozen_dict.FrozenDict": lambda entries=(), *_: dict(entries),
-    "builtins.set": set,
-    "builtins.frozenset": frozenset,
+    "collections.OrderedDict": _dict,
+    "flax.core.frozen_dict.FrozenDict": _dict,
+    "builtins.set": lambda entries=(): set(_checked_keys(entries)),
+    "builtins.frozenset": lambda entries=(): frozenset(_checked_keys(entries)),
     "builtins.list": lambda entries=(): list(entries) if isinstance(entries, list | tuple) else NotImplemented,
     "builtins.bytes": lambda content=b"", *_: content if isinstance(content, bytes) else NotImplemented,
     "builtins.bytearray": lambda content=b"", *_: bytes(content) if isinstance(content, bytes) else NotImplemented,
