@@ -13,9 +13,11 @@ from shaken import shaken
 
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace, Categorical, Gaussian, SquashedGaussian
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.normalizer import Normalizer, moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.dials import interpolate_policies
+from repolicy.ranges import Dial
 
 BOX = ActionSpace("continuous", (2,), (-1.0, 0.0), (1.0, 10.0))
 CHOICES = ActionSpace("discrete", (2, 3))
@@ -108,6 +110,25 @@ def test_a_policy_can_be_pickled(family: str) -> None:
     copied = pickle.loads(pickle.dumps(policy))
     copied.load_state_dict(policy.state_dict())  # which refreshes what it normalizes with
     np.testing.assert_array_equal(copied.predict(seen)[0], policy.predict(seen)[0])
+
+
+@pytest.mark.parametrize("dials", [(), (Dial("omega", 0.1, 1.0),)])
+def test_a_network_computes_with_the_weights_that_torch_puts_into_it(dials: tuple[Dial, ...]) -> None:
+    made = [ConditionedPolicy(SPECS["gaussian"], dials) if dials else Policy(SPECS["gaussian"]) for _ in range(2)]
+    policy, other = (shaken(each, seed=seed) for seed, each in enumerate(made))
+    observations = torch.randn(5, 3 + len(dials))
+    wanted, weights = other(observations).mode(), {name: value.detach() for name, value in policy.named_parameters()}
+
+    def mean(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(policy, weights, (observations,)).mode()  # type: ignore[no-any-return]
+
+    assert torch.equal(mean(other.state_dict()), wanted)
+    gradients = torch.func.grad(lambda weights: mean(weights).sum())(weights)
+    assert all(value.any() for name, value in gradients.items() if "std" not in name)
+    policy.load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(policy(observations).mode(), wanted)
+    now, expected = (each.network.snapshot()(observations.numpy()) for each in (policy, other))
+    assert np.array_equal(now, expected)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed", "state_squashed"])

@@ -48,6 +48,11 @@ class Norm(nn.LayerNorm):
         return run
 
 
+def tensors_of(parameters: nn.ParameterList) -> dict[str, Tensor]:
+    """Return the tensors that the list holds now, such as those of `functional_call`; iterating over it is slow."""
+    return cast("dict[str, Tensor]", parameters._parameters)
+
+
 class Mlp(nn.Module):
     """A network from `[B, inputs]` to `[B, outputs]` with hidden layers, initialized orthogonally.
 
@@ -78,20 +83,16 @@ class Mlp(nn.Module):
         sizes = (inputs, *hidden, outputs)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(after, before)) for before, after in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes[1:])
-        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # iterating over a ParameterList is slow
         for weight in self.weights:
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mlp":
-        super()._apply(fn, recurse)
-        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # a device may need new parameters
-        return self
-
     def forward(self, inputs: Tensor, films: Tensor | None = None) -> Tensor:
         """Return the outputs. `films` `[B, F]` scale and shift each layer, at the places in `scales` and `shifts`."""
-        activate, last = ACTIVATIONS[self.activation][0], len(self._pairs) - 1
-        for index, (weight, bias) in enumerate(self._pairs):
-            norm = self.norm(index)
+        weights, biases = tensors_of(self.weights), tensors_of(self.biases)
+        norms = cast("dict[str, Norm]", self.norms._modules)
+        activate, last = ACTIVATIONS[self.activation][0], len(weights) - 1
+        for index, (weight, bias) in enumerate(zip(weights.values(), biases.values(), strict=True)):
+            norm = norms.get(str(index))
             inputs = nn.functional.linear(inputs, weight, bias)
             if norm is not None and norm.place == "before":
                 inputs = norm(inputs)
@@ -114,11 +115,12 @@ class Mlp(nn.Module):
 
         The returned function takes films as `forward` does.
         """
-        activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
+        weights, biases = tensors_of(self.weights), tensors_of(self.biases)
+        activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(weights) - 1
         norms = {(n, norm.place): norm.snapshot() for n in range(last) if (norm := self.norm(n)) is not None}
         layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
-            for weight, bias in self._pairs
+            for weight, bias in zip(weights.values(), biases.values(), strict=True)
         ]
 
         @np.errstate(all="ignore")  # silent as torch is: on ARM, NumPy's matmul warns of finite numbers, too
