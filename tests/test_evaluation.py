@@ -170,6 +170,11 @@ def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.M
     assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
 
 
+def test_an_episode_is_as_long_as_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "EPISODE_CAP", 3)
+    assert evaluate(policy(1), tiny("endless_with_time_limit"), 5).lengths.tolist() == [5.0] * 5
+
+
 def test_after_an_episode_that_is_cut_the_next_one_begins_anew() -> None:
     """Not with the rest of the same one. Episode k of `Counter` pays 10 k + 1 and 10 k + 2 in its first two steps."""
     found = run_episodes(policy(), make_envs(tiny("Counter"), 2, 0), 6, longest=2)

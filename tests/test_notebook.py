@@ -24,7 +24,7 @@ def cells() -> list[str]:
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     with_few_states(monkeypatch)
-    monkeypatch.setattr(evaluation, "EPISODE_CAP", 100)
+    monkeypatch.setattr(evaluation, "episode_cap", lambda _: 100)
     monkeypatch.setattr(worth, "MAX_EPISODE_STEPS", 20)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}

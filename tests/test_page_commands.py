@@ -134,7 +134,7 @@ def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes and trials, few observations to fit, and no other processes: for pictures and a sweep's points."""
-    patch.setattr(evaluation, "EPISODE_CAP", 20)
+    patch.setattr(evaluation, "episode_cap", lambda _: 20)
     patch.setattr(worth, "MAX_EPISODE_STEPS", 20)
     with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED_STEPS", 0)):

@@ -46,8 +46,9 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
     for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "MIN_STEPS", 4)):
         monkeypatch.setattr(module, name, few)
     monkeypatch.setattr(imitation, "TRIAL_EPISODES", 2)
-    for module, name in ((cloning, "MAX_EPISODE_STEPS"), (evaluation, "EPISODE_CAP"), (worth, "MAX_EPISODE_STEPS")):
+    for module, name in ((cloning, "MAX_EPISODE_STEPS"), (worth, "MAX_EPISODE_STEPS")):
         monkeypatch.setattr(module, name, 20)
+    monkeypatch.setattr(evaluation, "episode_cap", lambda _: 20)
     monkeypatch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
     monkeypatch.setattr(diagnosis, "DIAGNOSIS_STEPS", 50)
     with_few_states(monkeypatch)

@@ -47,7 +47,7 @@ from repolicy.text import Say, format_count, format_number
 BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MAX_ENVS = 50  # environments that run side by side
-EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one
+EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one, unless its time limit is longer
 OF_ADDON = "of "  # before the name of one add-on of several
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
@@ -210,7 +210,7 @@ def evaluate(
     trust: bool = False,
     limits: str | Sequence[str] | None = None,
 ) -> Evaluation:
-    """Run a policy for whole episodes, and return what each of them gave.
+    """Run a policy for whole episodes, and return what each of them gave. One without an end is cut after 10,000 steps.
 
     Args:
         agent: a policy, or its file, its run's or its planner's folder, or the name of one that ships; then the
@@ -308,6 +308,11 @@ def check_is_agent(thing: object, what: str) -> None:
         raise UsageError(f"{what} is a {type(thing).__name__}, and no policy; {remedy}")
 
 
+def episode_cap(limit: int | None) -> int:
+    """Return the steps after which an episode counts as one; the environment's time limit may be longer than usual."""
+    return max(limit or 0, EPISODE_CAP)
+
+
 @one_thread()
 @torch.no_grad()
 def run_episodes(
@@ -330,7 +335,7 @@ def run_episodes(
     Each environment runs a fixed share of the episodes: taking the first to end would favour short ones. Results are
     in the order of the environments, so episode i of two policies with the same seed began in the same state.
     """
-    keeps, longest = bool(addon or familiarity or limits), longest or EPISODE_CAP
+    keeps, longest = bool(addon or familiarity or limits), longest or episode_cap(envs.limit)
     collector = Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None

@@ -104,6 +104,12 @@ def test_a_time_limit_that_never_comes_is_none() -> None:
     assert make_envs("Pendulum-v1", 1, 0, "gymnasium").limit == 200
 
 
+def test_a_time_limit_that_never_comes_is_none_in_envpool_too() -> None:
+    pytest.importorskip("envpool")
+    assert make_envs("Backgammon-v1", 1, 0, "envpool").limit is None
+    assert make_envs("Pendulum-v1", 1, 0, "envpool").limit == 200
+
+
 @pytest.mark.parametrize("longer", [10, 1_000])
 def test_of_two_time_limits_the_shorter_counts(longer: int) -> None:
     envs = GymnasiumEnvs("limited", 1, 0, lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("Pendulum-v1"), longer))

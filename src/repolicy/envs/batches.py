@@ -22,6 +22,7 @@ from repolicy.text import suggest
 # Options that a run sets itself.
 RESERVED_OPTIONS = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")
 INFO_TYPES = (*NUMBERS, np.bool_)
+NO_LIMIT = 2**31 - 1  # steps, in EnvPool's words
 
 
 class EnvPoolEnvs(Batch):
@@ -69,7 +70,8 @@ class EnvPoolEnvs(Batch):
 
     @property
     def limit(self) -> int | None:
-        return getattr(self._pool.spec.config, "max_episode_steps", None)
+        steps: int | None = getattr(self._pool.spec.config, "max_episode_steps", None)
+        return None if steps == NO_LIMIT else steps
 
     @property
     def steps_a_second(self) -> float:

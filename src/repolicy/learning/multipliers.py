@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import Limit, parse_limits
-from repolicy.envs import Rollout, make_envs
-from repolicy.evaluation import ACTIONS, EPISODE_CAP, Evaluation, run_episodes
+from repolicy.envs import Rollout, make_envs, probe_env
+from repolicy.evaluation import ACTIONS, Evaluation, episode_cap, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
@@ -341,13 +341,14 @@ def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ran
 
     The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
     """
-    measured = torch.zeros(EPISODE_CAP + 1, dtype=torch.float64)
+    cap = episode_cap(probe_env(request.env, request.settings.backend).limit)
+    measured = torch.zeros(cap + 1, dtype=torch.float64)
     if team.index == 0:
         episodes = deployed_episodes(prior, request)
         assert episodes.steps is not None
-        rewards = episodes.steps.rewards
+        rewards = episodes.steps.rewards[:cap]
         is_running = np.arange(len(rewards))[:, None] < episodes.lengths
-        measured[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))[:EPISODE_CAP]
+        measured[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))
         measured[-1] = episodes.lengths.mean()
     team.sum(measured)
     means, length = measured[:-1], float(measured[-1])
