@@ -47,6 +47,7 @@ def test_the_table(name: str, named: dict[str, float], task: str, omega: float, 
 
 def test_an_objective_without_a_name() -> None:
     assert objective_name(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
+    assert objective_name(Objective("both", alpha=ALPHA, states=0.2)) is None
 
 
 def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:

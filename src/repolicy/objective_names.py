@@ -57,6 +57,8 @@ def objective_name(objective: Objective) -> tuple[str, dict[str, Weight]] | None
     >>> objective_name(Objective("addon", omega=0.1, alpha=0.1))
     ('kl', {'alpha': 0.1})
     """
+    if objective.states and objective.task != "addon":
+        return None
     weights = {"omega": objective.omega, "alpha": objective.alpha if objective.alpha != 0 else objective.bonus}
     without_states = replace(objective, states=0.0)
     for name, (make, takes) in OBJECTIVES.items():

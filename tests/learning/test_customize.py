@@ -20,7 +20,7 @@ from repolicy.evaluation import evaluate
 from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.training import customize
-from repolicy.objective import Objective, greedy, kl, residual
+from repolicy.objective import Objective, full, greedy, kl, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.prepare.weights import alpha_from_card
@@ -172,6 +172,11 @@ def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
     assert asked[asked.index("--alpha") + 1] == "0.1"
     begun_elsewhere = Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",))
     assert "--objective residual --omega 0.2 --alpha 0.1" in " ".join(command_words(begun_elsewhere, "hopper"))
+
+
+@pytest.mark.parametrize("objective", [full(0.1), soft(0.1), Objective("both", alpha=0.1, states=0.2)])
+def test_a_run_that_only_python_can_ask_for_has_no_command(objective: Objective) -> None:
+    assert command_words(Request("Hopper-v4", objective, SETTINGS, ("height",)), "hopper") == []
 
 
 @pytest.mark.parametrize("dial", [False, True])

@@ -176,10 +176,10 @@ def command_words(request: Request, prior: str | Path = "", init: str | Path = "
     """Return the words behind `repolicy` on a command line for this run, without its settings.
 
     `command_options` returns the settings. The list is empty if no command line can express the request: not every
-    objective has a name.
+    objective has a name, and `customize` takes only those of a customized policy.
     """
     named = objective_name(request.objective)
-    if named is None:
+    if named is None or (prior and request.objective.task != "addon"):
         return []
     name, coefficients = named
     has_nats = request.settings.budget is not None and request.settings.keep is None
