@@ -49,7 +49,7 @@ def format_count(number: int, what: str) -> str:
 
 
 def format_digits(value: float, digits: int) -> str:
-    """Format with this many significant digits and without an exponent: 1,460 and 280."""
+    """Format with this many significant digits, without an exponent from 0.0001 on: 1,460 and 280."""
     return with_minus(f"{float(f'{value:.{digits}g}'):,.12g}")
 
 
