@@ -326,7 +326,7 @@ def test_files_that_are_no_npz_are_one_sentence() -> None:
         assert f"{name}.npz" in str(found.value)
         assert "\n" not in str(found.value)
     assert not Path("ran").exists()
-    with pytest.raises(FileError, match="text.npz is no .npz file; save observations, actions with np.savez"):
+    with pytest.raises(FileError, match="text.npz is no whole .npz file; save observations, actions with np.savez"):
         read_demonstrations("text.npz")
 
 

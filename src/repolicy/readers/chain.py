@@ -83,10 +83,10 @@ def fuse_difference(first: Chain, second: Chain) -> Chain | None:
     return (*first, Step("softmax")) if is_softmax else None
 
 
-def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | None]:
+def recognize(chain: Chain, width: int, library: str, version: str = "") -> tuple[PolicyDescription, Linear | None]:
     """Return the chain as a policy of `width` observations, and the half of its last layer that a slice drops, if any.
 
-    Library, version and std of the description are still empty: `complete` adds them.
+    The std of the description is still empty: `complete` adds it.
     """
     if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
@@ -106,20 +106,15 @@ def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | Non
     actions = _take_actions(steps, len(network.output.bias))
     if steps:
         raise CannotCopyError(f"{_next_name(steps)} follows its last layer")
-    squashed = bool(actions.low)
     policy = PolicyDescription(
-        "", "", "perceptron", network, actions, squashed=squashed, normalizer=normalizer, mean_clip=mean_clip
-    )
+        library, version, "perceptron", network, actions,
+        squashed=bool(actions.low), normalizer=normalizer, mean_clip=mean_clip,
+    )  # fmt: skip
     return policy, unused
 
 
 def complete(
-    policy: PolicyDescription,
-    library: str,
-    version: str,
-    context: ReadContext,
-    unused: Linear | None,
-    std: Std | None = None,
+    policy: PolicyDescription, context: ReadContext, unused: Linear | None, std: Std | None = None
 ) -> PolicyDescription:
     """Return the policy with this std or the user's, and with the user's normalizer unless its network has one.
 
@@ -139,7 +134,7 @@ def complete(
     elif std is None:
         std = context.std(len(policy.actor.output.bias))
     normalizer = context.statistics(policy.actor.width, policy.normalizer)
-    return replace(policy, library=library, version=version, std=std, normalizer=normalizer)
+    return replace(policy, std=std, normalizer=normalizer)
 
 
 def _take_network(steps: list[Step]) -> Perceptron:

@@ -99,17 +99,19 @@ class ReadContext:
         Statistics of one frame hold for each of several, which VecFrameStack joins.
         """
         statistics = read_statistics(file, keys, limits)
-        found = width if statistics is None else len(statistics.shift)
-        if statistics is not None and 0 < found < width and width % found == 0 and len(keys) < 2:
-            shift, scale = (np.tile(row, width // found) for row in (statistics.shift, statistics.scale))
-            statistics, found = replace(statistics, shift=shift, scale=scale), width
-            self.notes.append(f"{file.name} has statistics of one frame, which are taken for all that the policy takes")
-        if found != width:
+        if statistics is None:
+            self.notes.append(f"observations are not normalized, as it says in {file.name}")
+            return None
+        found = len(statistics.shift)
+        if width % found or (found < width and len(keys) > 1):
             remedy = "name its own file with --vecnormalize, or none"
             raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
-        source = "normalized by" if statistics is not None else "not normalized, as it says in"
-        clip = statistics.clip if statistics is not None else None
-        self.notes.append(f"observations are {source} {file.name}" + (f", clipped to {clip:g}" if clip else ""))
+        if found < width:
+            shift, scale = (np.tile(row, width // found) for row in (statistics.shift, statistics.scale))
+            statistics = replace(statistics, shift=shift, scale=scale)
+            self.notes.append(f"{file.name} has statistics of one frame, which are taken for all that the policy takes")
+        clips = f", clipped to {statistics.clip:g}" if statistics.clip else ""
+        self.notes.append(f"observations are normalized by {file.name}{clips}")
         return statistics
 
     def check_no_statistics(self) -> None:
@@ -211,8 +213,9 @@ def setting_pairs(path: Path, section: str = "") -> list[tuple[str, str]]:
 
     Raise a UsageError where settings stand in braces.
     """
-    texts = (_text_in(folder / "params" / "agent.yaml") for folder in Path(os.path.abspath(path)).parents[:2])
-    text = next(filter(None, texts), "")
+    files = (folder / "params" / "agent.yaml" for folder in Path(os.path.abspath(path)).parents[:2])
+    small = (file for file in files if file.is_file() and file.stat().st_size < 1_000_000)
+    text = next((file.read_text("utf-8", "replace") for file in small), "")
     if braces := IN_BRACES.search(text):
         remedy = "write each on a line of its own, indented below it"
         raise UsageError(f"params/agent.yaml has the settings of {braces[1]} in braces, which are not read: {remedy}")
@@ -220,11 +223,6 @@ def setting_pairs(path: Path, section: str = "") -> list[tuple[str, str]]:
         found = re.findall(rf"^([ \t]*){section}:[ \t]*\n((?:\1[ \t]+\S.*\n?)*)", text, re.M)
         text = "".join(f"{settings}\n" for _, settings in found)
     return [(name, value.strip("'\"")) for name, value in SETTING.findall(BLOCK_LIST.sub(_inline_list, text))]
-
-
-def _text_in(file: Path) -> str:
-    """Return the text of a small file; empty where there is none."""
-    return file.read_text("utf-8", "replace") if file.is_file() and file.stat().st_size < 1_000_000 else ""
 
 
 def _inline_list(block: re.Match[str]) -> str:

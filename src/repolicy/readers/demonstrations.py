@@ -1,8 +1,8 @@
 """Read recorded observations and actions from an .npz file or a Minari dataset. No pickle is run."""
 
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +43,10 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
     """Return arrays of an .npz file; refuse one that is damaged, holds pickles, or would unpack to too many bytes."""
     if not path.is_file():
         raise FileError(f"there is no file {path}")
+    if not zipfile.is_zipfile(path):
+        raise FileError(f"{path} is no whole .npz file; save {', '.join(needed)} with np.savez")
     try:
-        with path.open("rb") as stream:
-            if stream.read(2) != b"PK":
-                raise FileError(f"{path} is no .npz file; save {', '.join(needed)} with np.savez")
-            stream.seek(0)
-            file: Any = np.load(stream, allow_pickle=False)
+        with np.load(path, allow_pickle=False) as file:
             check_unpacked_size(file.zip, path.stat().st_size)
             arrays = {name: file[name] for name in (*needed, *optional) if name in file.files}
             names = ", ".join(file.files) or "nothing"

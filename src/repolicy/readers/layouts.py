@@ -129,8 +129,8 @@ def parse_layout(text: str) -> Layout:
     """Parse a user's --layout: `actor=model.actor, log_std=model.logstd, activation=elu, normalizer=obs_rms`."""
     values: dict[str, Any] = {}
     for part in text.split(","):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or not value or name not in USER_FIELDS or name in values:
+        name, _, value = (word.strip() for word in part.partition("="))
+        if not value or name not in USER_FIELDS or name in values:
             example = '"actor=NAME, log_std=NAME, activation=elu"'
             raise UsageError(
                 f"--layout has {part.strip()!r}; it must be {example}, of {', '.join(USER_FIELDS)}, each once"

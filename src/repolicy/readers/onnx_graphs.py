@@ -24,10 +24,8 @@ ACTION_NAMES = (
     *("output", "pi", "policy", "actor"),
 )
 MEAN_PREFIX = "deterministic_"  # before one of these names
-OTHER_WORDS = (  # in names of outputs that are no action
-    *("value", "critic", "baseline"),
-    *("std", "sigma", "log_prob", "logp", "entropy"),
-)
+# In names of outputs that are no action, and such names.
+OTHER_WORDS = ("value", "critic", "baseline", "std", "sigma", "log_prob", "logp", "entropy")
 OTHER_NAMES = ("v", "vf", "q", "qf")
 FLOAT_TYPES = (1, 11)  # ONNX's codes of float32 and float64
 
@@ -37,7 +35,7 @@ def read(model: Any, context: ReadContext) -> PolicyDescription:
     graph = model.graph
     width, input_name = _find_input(graph)
     output_name, chain = _Graph(graph, input_name, width).find_action()
-    policy, unused = recognize(chain, width)
+    policy, unused = recognize(chain, width, "ONNX", f"{model.producer_name} {model.producer_version}".strip())
     std = None
     context.notes += unused_outputs_note((output.name for output in graph.output), output_name)
     is_braxs = policy.squashed and len(graph.output) == 1 and "pytorch" not in model.producer_name
@@ -47,7 +45,7 @@ def read(model: Any, context: ReadContext) -> PolicyDescription:
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh "
             "(--std says otherwise)"
         )
-    return complete(policy, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), context, unused, std)
+    return complete(policy, context, unused, std)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -330,11 +328,7 @@ def _find_input(graph: Any) -> tuple[int, str]:
 def input_shapes(graph: Any) -> dict[str, list[Any]]:
     """Return the shape of each input: a number for each axis, or a name where its size is not fixed."""
     constants = {tensor.name for tensor in graph.initializer}
-    shapes = {}
-    for each in graph.input:
-        if each.name not in constants:
-            shapes[each.name] = shape_of(each)
-    return shapes
+    return {each.name: shape_of(each) for each in graph.input if each.name not in constants}
 
 
 def shape_of(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ and PyTorch tensors (as arrays) are built, from the bytes in the file. Their tot
 """
 
 import io
+import math
 import pickle
 import pickletools
 import reprlib
@@ -189,13 +190,23 @@ def _decode(content: bytes, kind: Any) -> np.ndarray:
 # The unpickler --------------------------------------------------------------------------------------------------------
 
 
+def _with_checked_keys(code: bytes, keys: slice) -> Callable[[Any], None]:
+    """Wrap an opcode that builds a dict or a set: check its keys first, which are that slice of the stack."""
+    opcode = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(unpickler: Any) -> None:
+        _checked_keys(unpickler.stack[keys])
+        opcode(unpickler)
+
+    return checked
+
+
 class _Unpickler(pickle._Unpickler):
     """Python's own unpickler with safe opcodes. The version written in Python is used, as its opcodes can be replaced.
 
     Every call of the pickle goes through `_instantiate`, and every state of an object through `load_build`.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch.copy()
     stack: list[Any]  # the operands since the last MARK opcode
     append: Callable[[Any], None]
 
@@ -246,37 +257,22 @@ class _Unpickler(pickle._Unpickler):
         elif isinstance(target, np.ndarray):
             self.charge(_size_of(_fill_array(target, state)))
 
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {
+        pickle.REDUCE[0]: load_reduce,
+        pickle.NEWOBJ[0]: load_reduce,
+        pickle.NEWOBJ_EX[0]: load_newobj_ex,
+        pickle.BUILD[0]: load_build,
+        pickle.SETITEM[0]: _with_checked_keys(pickle.SETITEM, slice(-2, -1)),
+        pickle.SETITEMS[0]: _with_checked_keys(pickle.SETITEMS, slice(None, None, 2)),
+        pickle.DICT[0]: _with_checked_keys(pickle.DICT, slice(None, None, 2)),
+        pickle.ADDITEMS[0]: _with_checked_keys(pickle.ADDITEMS, slice(None)),
+        pickle.FROZENSET[0]: _with_checked_keys(pickle.FROZENSET, slice(None)),
+    }
+
 
 def _size_of(value: Any) -> int:
     """Return the bytes of a built value, without the values in it."""
     return max(sys.getsizeof(value), getattr(value, "nbytes", 0))
-
-
-def _with_checked_keys(opcode: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Wrap an opcode that builds a dict or a set: check its keys first, which are that slice of the stack."""
-
-    def checked(unpickler: _Unpickler) -> None:
-        _checked_keys(unpickler.stack[keys])
-        opcode(unpickler)
-
-    return checked
-
-
-_Unpickler.dispatch |= {
-    pickle.REDUCE[0]: _Unpickler.load_reduce,
-    pickle.NEWOBJ[0]: _Unpickler.load_reduce,
-    pickle.NEWOBJ_EX[0]: _Unpickler.load_newobj_ex,
-    pickle.BUILD[0]: _Unpickler.load_build,
-} | {
-    code[0]: _with_checked_keys(_Unpickler.dispatch[code[0]], keys)
-    for code, keys in (
-        (pickle.SETITEM, slice(-2, -1)),
-        (pickle.SETITEMS, slice(None, None, 2)),
-        (pickle.DICT, slice(None, None, 2)),
-        (pickle.ADDITEMS, slice(None)),
-        (pickle.FROZENSET, slice(None)),
-    )
-}
 
 
 # Objects that are built -----------------------------------------------------------------------------------------------
@@ -310,17 +306,13 @@ def _dtype(name: Any = None, *_: Any) -> Any:
     return dtype if dtype.kind in REAL_KINDS else NotImplemented
 
 
-def _bytes(text: Any, encoding: str = "latin1", *_: Any) -> Any:
-    return text.encode("latin1") if isinstance(text, str) and encoding in ("latin1", "latin-1") else NotImplemented
-
-
 def _fill_array(array: np.ndarray, state: Any) -> np.ndarray:
     """Set the shape, dtype and bytes of the empty array that `_reconstruct` built, and return it."""
     _, shape, dtype, fortran, content = state
     if not isinstance(dtype, np.dtype):
         return array  # an array of objects stays empty
     content = content.encode("latin1") if isinstance(content, str) else content
-    if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
+    if math.prod(map(int, shape)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
     array.__setstate__((1, tuple(shape), dtype, bool(fortran), bytes(content)))  # type: ignore[arg-type]
     return array
@@ -342,7 +334,7 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
     if not isinstance(storage, np.ndarray):
         return NotImplemented
     size, stride = [int(number) for number in size], [int(number) for number in stride]
-    count = int(np.prod(size, dtype=object))
+    count = math.prod(size)
     last = offset + sum((number - 1) * step for number, step in zip(size, stride, strict=True)) if count else offset
     if min([offset, *size, *stride]) < 0 or count > len(storage) or (count and last >= len(storage)):
         raise ValueError(f"a tensor of shape {tuple(size)} does not fit into the {len(storage)} numbers of its storage")
@@ -358,7 +350,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "builtins.list": lambda entries=(): list(entries) if isinstance(entries, list | tuple) else NotImplemented,
     "builtins.bytes": lambda content=b"", *_: content if isinstance(content, bytes) else NotImplemented,
     "builtins.bytearray": lambda content=b"", *_: bytes(content) if isinstance(content, bytes) else NotImplemented,
-    "_codecs.encode": _bytes,
+    "_codecs.encode": lambda text, *_: text.encode("latin1"),
     "copyreg._reconstructor": lambda kind, *_: ObjectStub(kind),
     "torch.Size": lambda size=(): tuple(size),
     "torch._utils._rebuild_tensor_v2": _tensor,

@@ -4,7 +4,6 @@ The layers are taken in the order in which the model registered them. skrl's own
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,8 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         ways = "discrete=yes for choices, log_std or halves for stds that depend on the state"
         raise CannotCopyError(f"its policy has no {LOG_STD} (--layout tells what it has: {ways})")
     agent = agent_settings(context.path)
-    activation = context.activation("elu", LIBRARY, _activation(context.path))
+    model = setting_pairs(context.path, "policy")
+    activation = context.activation("elu", LIBRARY, _activation(model))
     actor = make_perceptron([HiddenLayer(linear_layer(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
@@ -69,7 +69,6 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
     if agent.get("clip_actions", "").lower() == "true":
         context.notes.append(UNCLIPPED_NOTE)
-    model = setting_pairs(context.path, "policy")
     for name, value in model:
         if value not in PLAIN_OUTPUTS.get(name, value):
             raise CannotCopyError(f"params/agent.yaml says that its {name} is {value}")
@@ -82,12 +81,10 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     )
 
 
-def _activation(path: Path) -> str | None:
-    """Return the activation in the run's settings; refuse different activations per layer, and none."""
-    pairs = setting_pairs(path, "policy")
-    names = {
-        each for name, value in pairs if name in ("activations", "hidden_activation") for each in parse_list(value)
-    }
+def _activation(model: list[tuple[str, str]]) -> str | None:
+    """Return the activation in the model's settings; refuse different activations per layer, and none."""
+    settings = [value for name, value in model if name in ("activations", "hidden_activation")]
+    names = {name for value in settings for name in parse_list(value)}
     if len(names) > 1:
         raise CannotCopyError("its layers have different activations")
     return (names.pop() or "none") if names else None
