@@ -137,7 +137,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: ([], 1.0),
-        "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
+        "many.pool.connect_to_ray": note("Ray"), "cli.about.renderer": lambda: "egl",
         "rql.customizing._make_algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.beginning.clone": note("a clone"),

@@ -223,7 +223,7 @@ def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(about, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
-    monkeypatch.setattr(about, "_renders", lambda library: False)
+    monkeypatch.setattr(about, "renderer", lambda: "")
     monkeypatch.setattr(about, "find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "120")
     about.doctor()

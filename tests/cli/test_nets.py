@@ -57,7 +57,6 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("train CartPole-v1 --alpha 0.1 --critic-explains 0.5", 2, "critic_explains is read with a critic_warmup"),
         ("customize halfcheetah --addon hind_leg --omega 0.1 --chunk 3", 2, "chunk is 3, which goes with noise"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --chunk 3", 2, "chunk is 3, which goes with noise"),
-        ("customize halfcheetah --addon hind_leg --family squashed", 2, "customized: leave --family out"),
         ("plan halfcheetah --addon hind_leg --port 80", 2, "--port goes with --live"),
         ("plan halfcheetah --addon hind_leg --live --episodes 3 --port 99999", 2, "--episodes goes without --live"),
         ("train CartPole-v1 --settings nothing.json", 2, "--settings: there is no file nothing.json"),

@@ -32,7 +32,8 @@ class Addons(Command):
         heads = ("name", "environment", "what it rewards", "reported as")
         # A name that ends in … or is cut in two cannot be typed.
         table = Table(*(Column(head, overflow="fold", no_wrap=head in heads[:2]) for head in heads))
-        for row in describe_registered():
+        rows = describe_registered()
+        for row in rows:
             first, *more = row["env"].split(", ")
             env = f"{first}\nand {len(more)} more" if len(more) > 1 else row["env"].replace(", ", ",\n")
             table.add_row(row["name"], env, row["what"], row["metric"])
@@ -42,7 +43,7 @@ class Addons(Command):
             "c is the environment's own weight of the term; repolicy addons --json names every environment",
             "your own: --addon module:function or --addon file.py:function",
         )
-        return {"addons": describe_registered()}
+        return {"addons": rows}
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,8 @@ def doctor() -> dict[str, Any]:
 
     facts: dict[str, Any] = {**versions(), "cores": physical_cores()}
     names, library = envpool_names(), renderer()
-    facts["environments"] = f"Gymnasium's only, which are slower: EnvPool {why_no_envpool()}"
-    if names:
-        facts["environments"] = f"EnvPool's {len(names):,}, and Gymnasium's"
+    no_envpool = f"Gymnasium's only, which are slower: EnvPool {why_no_envpool()}"
+    facts["environments"] = f"EnvPool's {len(names):,}, and Gymnasium's" if names else no_envpool
     needed = "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
     facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {needed}"
     for extra, packages in EXTRAS.items():
@@ -183,18 +183,19 @@ def doctor() -> dict[str, Any]:
 
 
 def renderer() -> str:
-    """Return the first graphics library that can draw off-screen here; empty if none can."""
+    """Return the first graphics library that can draw a frame off-screen here; empty if none can.
+
+    Each is tried in a process, because it may crash.
+    """
     from repolicy.report.movie import libraries
 
-    return next(filter(_renders, libraries()), "")
-
-
-def _renders(library: str) -> bool:
-    """Return whether a graphics library can draw one frame. It is tried in a process, because it may crash."""
     code = (
         "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
         "r.update_scene(mujoco.MjData(m)); r.render()"
     )
-    environment = os.environ | {"MUJOCO_GL": library}
-    process = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
-    return process.returncode == 0
+    for library in libraries():
+        environment = os.environ | {"MUJOCO_GL": library}
+        process = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
+        if process.returncode == 0:
+            return library
+    return ""

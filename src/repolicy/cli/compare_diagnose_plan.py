@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, parse
 from repolicy.errors import UsageError, check_counts
+from repolicy.files import check_writable
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, format_table
 from repolicy.text import default_out, format_count, format_number, with_minus
@@ -52,7 +53,6 @@ class Compare(RunsPolicy):
     """A folder for a page with the verdict, the table and films; by default there is no page."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.files import check_writable
         from repolicy.many.varying import compare_around
         from repolicy.report.compare_page import write_compare_report
 
@@ -253,21 +253,21 @@ class Plan(RunsPolicy):
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
         if self.hz is not None and self.samples is not None:
             raise UsageError("--hz finds the number of samples: leave out --samples, or --hz")
-        for name in ("episodes", "steps"):
-            if self.live and getattr(self, name) != getattr(Plan, name):
-                raise UsageError(f"--{name} goes without --live")
-        if self.live and self.value:
-            raise UsageError(
-                "the value at a plan's end is fitted with the weights that --live moves: leave out --value"
-            )
-        if self.port != Plan.port and not self.live:
+        if self.live:
+            for name in ("episodes", "steps"):
+                if getattr(self, name) != getattr(Plan, name):
+                    raise UsageError(f"--{name} goes without --live")
+            if self.value:
+                fitted = "the value at a plan's end is fitted with the weights that --live moves"
+                raise UsageError(f"{fitted}: leave out --value")
+            if self.distil is not None:
+                raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
+        elif self.port != Plan.port:
             raise UsageError("--port goes with --live")
         counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}
         check_counts(**{name: count for name, count in counts.items() if count is not None})
         if self.distil is None:
             check_free(out)
-        elif self.live:
-            raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
         else:
             check_room(self.distil, out)
         if self.live:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Command, Positional, Repeated, SettingsDefaults, overrides
 from repolicy.cli.run_commands import Run, make_callbacks, report_end
+from repolicy.files import check_writable, write_bytes
 from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
@@ -98,7 +99,6 @@ class Evaluate(Command):
     """Seed of the sampling."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.files import check_writable, write_bytes
         from repolicy.llm import require_trl
 
         require_trl()

@@ -1,6 +1,7 @@
 """Describe a file for `inspect`: a policy, a checkpoint or a run's folder."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,12 @@ from repolicy.errors import FileError
 from repolicy.files import read_json
 from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
 from repolicy.policies.storage import is_repolicy_file, read
-from repolicy.priors import (
-    PLAN_FILE,
-    check_no_options,
-    check_reachable,
-    describe_file,
-    find_policy,
-    is_plan,
-    read_file,
-    read_policy,
-)
-from repolicy.priors.hub import is_on_hub
+from repolicy.priors import PLAN_FILE, check_no_options, describe_file, find_policy, is_plan, read_file, read_policy
+from repolicy.priors.running import NeedsNoiseError, graph_signature
 from repolicy.ranges import Range
+from repolicy.readers.context import NoTemperatureError
+from repolicy.readers.copying import policy_from
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
@@ -36,13 +31,11 @@ Description = tuple[dict[str, Any], dict[str, Any]]  # the facts to print, and f
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """Print and return a description of a policy, a checkpoint or a run's folder."""
-    if not is_on_hub(path):
-        check_reachable(path)
     more: dict[str, Any] = {}
     if is_plan(path):
         check_no_options(path, options)
         facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN_FILE)
-    elif (path / "run.json").exists():
+    elif os.path.isfile(path / "run.json"):  # False for a name too long, which `find_policy` refuses
         check_no_options(path, options)
         facts, more = _describe_run(path)
     else:
@@ -141,9 +134,8 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     if "scores" in card:
         # The schema of cards allows any number of scores, also none.
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
-        facts["score"] = (
-            f"{with_minus(f'{mean:,.0f} ± {std:,.0f}')}, mean action, {card['scores']['episodes']} episodes"
-        )
+        score = with_minus(f"{mean:,.0f} ± {std:,.0f}")
+        facts["score"] = f"{score}, mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
     return facts
 
@@ -175,10 +167,6 @@ def _std_words(policy: Policy) -> str:
 
 def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
     """Describe another library's policy: what its file contains, and which options are needed to open it."""
-    from repolicy.readers.context import NoTemperatureError
-    from repolicy.readers.copying import policy_from
-    from repolicy.readers.description import CannotCopyError
-
     missing = ["the environment (--env)"]
     try:
         foreign = describe_file(file, options)
@@ -208,9 +196,7 @@ def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
         "family": foreign.family,
         "network": network,
         "std": std,
-        "normalizer": "none"
-        if normalizer is None
-        else _normalizer_words(normalizer.clip or math.inf, normalizer.count),
+        "normalizer": _normalizer_words(normalizer.clip or math.inf, normalizer.count) if normalizer else "none",
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }
@@ -218,8 +204,6 @@ def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
 
 def _describe_uncopied(file: PolicyFile, reason: FileError) -> dict[str, Any]:
     """Describe another library's policy that cannot be copied but may be run; raise the reason if it cannot be run."""
-    from repolicy.priors.running import NeedsNoiseError, graph_signature
-
     if file.format not in RUNNABLE_FORMATS:
         raise reason
     kind, runs = "TorchScript", "in PyTorch, as a program: with --trust"

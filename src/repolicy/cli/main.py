@@ -21,6 +21,7 @@ from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, describe_error, in_one_sentence, was_interrupted
+from repolicy.files import replace_nonfinite
 from repolicy.runs import flushed_stdout, silent_stdout, terminated_as_interrupted
 from repolicy.text import printable, suggest
 
@@ -99,8 +100,6 @@ def _run(arguments: list[str]) -> None:
     command = _parse_command(arguments)
     values = _execute(command)
     if command.json and is_main_process():
-        from repolicy.files import replace_nonfinite
-
         print(json.dumps(replace_nonfinite(values)))
     elif hasattr(command, "text"):  # a command whose result is a text, such as a script
         print(command.text(values))
@@ -142,14 +141,13 @@ def _normalize_words(arguments: list[str]) -> list[str]:
     words: list[str] = []
     for word in arguments:
         option, equals, value = word.partition("=")
-        if word.startswith("--"):
-            flag = option.replace("_", "-")
-            if value.startswith("-"):  # without the `=`, argparse would take the value for an option
-                words.append(f"{flag}={value}")
-            else:
-                words += [flag, value] if equals else [flag]
-        else:
+        flag = option.replace("_", "-")
+        if not word.startswith("--"):
             words.append(word)
+        elif value.startswith("-"):  # without the `=`, argparse would take the value for an option
+            words.append(f"{flag}={value}")
+        else:
+            words += [flag, value] if equals else [flag]
     for before, word in pairwise(["", *words]):
         if not word:
             subject = before if before.startswith("--") else "one word of the command"
@@ -212,11 +210,6 @@ def _execute(command: Any) -> dict[str, Any]:
         raise KeyboardInterrupt(advice) from None
 
 
-def sentence(text: str) -> str:
-    """Return at most three lines, shortened and without control characters."""
-    return "\n".join([printable(line, MAX_LINE_LENGTH) for line in text.splitlines() if line.strip()][:3])
-
-
 def _unexpected_error_sentence(error: BaseException) -> str:
     """Write the traceback to a file, and return a sentence with the file's path."""
     words = f"unexpected {describe_error(error)}"
@@ -229,9 +222,11 @@ def _unexpected_error_sentence(error: BaseException) -> str:
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:
+    """Print at most three lines, shortened and without control characters, and exit."""
+    lines = [printable(line, MAX_LINE_LENGTH) for line in text.splitlines() if line.strip()][:3]
     notes = getattr(sys.exception(), "__notes__", [])  # such as `rank 1`, for an error in that rank's own work
     if is_main_process() or notes:
         whose = "" if is_main_process() else f"{notes[0]}: "
         with contextlib.suppress(OSError):
-            print(f"repolicy: {whose}{sentence(text)}", file=sys.stderr, flush=True)
+            print(f"repolicy: {whose}" + "\n".join(lines), file=sys.stderr, flush=True)
     sys.exit(code)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Command, OpensPolicy, Positional, Repeated, RunsPolicy
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.files import read_json
+from repolicy.files import check_writable, read_json, write_bytes, write_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
 from repolicy.text import as_file_name, format_count
@@ -41,7 +41,6 @@ class Evaluate(RunsPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.addons import backend_from_card, load_addon
         from repolicy.evaluation import evaluate, fitting_addon, fitting_limits
-        from repolicy.files import check_writable, write_json
         from repolicy.priors import check_not_overwriting, output_folder
 
         opened, env = self.open_policy(self.policy)
@@ -98,7 +97,6 @@ class Render(RunsPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.addons import env_from_card
-        from repolicy.files import write_bytes
         from repolicy.policies import read_card
         from repolicy.policies.storage import is_repolicy_file
         from repolicy.priors import PLAN_FILE, check_no_options, is_plan, read_policy, saved_policy_bytes
@@ -235,7 +233,6 @@ def warn_of_unfinished(reference: str | Path) -> None:
 
 def _output_file(out: Path | None, path: Path, suffix: str) -> Path:
     """Return the file to write: `out`, or the policy's name with this suffix. Raise before the work if it cannot be."""
-    from repolicy.files import check_writable
     from repolicy.priors import check_not_overwriting, output_folder
 
     out = out or output_folder(path) / f"{path.stem}{suffix}"

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
 from repolicy.files import check_writable, read_bytes
-from repolicy.runs import Terminal
+from repolicy.objective import residual
+from repolicy.runs import Settings, Terminal
 from repolicy.text import default_out, format_count, printable, with_minus
 
 
@@ -277,10 +278,8 @@ class LearnWish(InferenceOptions, Command):
 
     def run(self) -> dict[str, Any]:
         from repolicy.addons import env_from_card
-        from repolicy.objective import residual
         from repolicy.policies import one_thread
         from repolicy.priors import check_no_plan, open_agent
-        from repolicy.runs import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 

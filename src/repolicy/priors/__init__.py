@@ -17,7 +17,6 @@ from repolicy.priors.finding import (
     SHIPPED_FOLDER,
     check_no_plan,
     check_not_overwriting,
-    check_reachable,
     find_policy,
     is_plan,
     newest_checkpoint,
