@@ -242,7 +242,7 @@ ROOMS = [
     Mutant("many/sweep.py", 'alpha = before.objective.alpha if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
     Mutant("envs/rollout.py", "            self._check_finite(observations[t], t)\n", "", "tests/envs/test_rollout.py", "observations within a rollout not looked at"),
     Mutant("envs/rollout.py", "        self._check_finite(observations[-1], self.n_steps)\n", "", "tests/envs/test_rollout.py", "a rollout's last observations not looked at"),
-    Mutant("evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/test_evaluation.py", "a std without the episodes' lengths"),
+    Mutant("differences.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/test_evaluation.py", "a std without the episodes' lengths"),
     Mutant("prepare/states.py", "if prior.observation_size > MAX_STATE_SIZE:", "if False:", STATES, "states of any size are learned"),
     Mutant("prepare/weights.py", " and state_size <= MAX_STATE_SIZE", "", WORTH, "a price on states of any size"),
     Mutant("runs/folder.py", "if done >= wanted:", "if True:", "tests/cli/test_doors_output.py", "a stopped run taken for a finished one"),

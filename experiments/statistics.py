@@ -10,7 +10,7 @@ from math import comb
 import numpy as np
 
 from experiments.ledger import Row
-from repolicy.evaluation import Column
+from repolicy.differences import Column
 
 BOOTSTRAP_SAMPLES = 5_000
 SMOOTHING_WINDOW = 16  # iterations: one episode of 1,000 steps if an iteration has 64 steps, two if it has 128

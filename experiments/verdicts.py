@@ -14,8 +14,7 @@ import numpy as np
 
 from experiments import campaign
 from experiments.ledger import Row
-from repolicy.differences import differences
-from repolicy.evaluation import Evaluation
+from repolicy.evaluation import Evaluation, differences
 from repolicy.report.verdict import Pair, advice, verdict
 from repolicy.runs import Settings
 

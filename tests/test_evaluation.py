@@ -15,10 +15,11 @@ from typed_commands import answered
 from repolicy import evaluation
 from repolicy.addons.addon import combine_addons
 from repolicy.addons.limits import parse_limits as limits_of
+from repolicy.differences import Column
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
-from repolicy.evaluation import Column, evaluate, run_episodes
+from repolicy.evaluation import evaluate, run_episodes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -173,6 +174,7 @@ def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.M
 def test_an_episode_is_as_long_as_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "EPISODE_CAP", 3)
     assert evaluate(policy(1), tiny("endless_with_time_limit"), 5).lengths.tolist() == [5.0] * 5
+    assert evaluation.episode_cap(10**9) == 3, "a limit that nobody waits for means that there is none"
 
 
 def test_after_an_episode_that_is_cut_the_next_one_begins_anew() -> None:

@@ -17,7 +17,7 @@ import repolicy.rql
 SOURCE = Path(repolicy.__file__).parent
 
 ROW = ["errors", "text", "files", "loading", "ranges", "objective", "objective_names"]
-ROW += ["policies", "readers", "priors", "envs", "addons", "evaluation", "differences", "runs", "prepare", "learning"]
+ROW += ["policies", "readers", "priors", "envs", "addons", "differences", "evaluation", "runs", "prepare", "learning"]
 ROW += ["many", "report", "cli", "__main__"]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]

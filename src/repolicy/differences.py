@@ -1,4 +1,4 @@
-"""Differences between the means of two evaluations, with standard errors, and how such numbers are written.
+"""Means of quantities over episodes, their differences with standard errors, and how such numbers are written.
 
 A difference is significant if chance produces one as large in at most 5 % of runs that change nothing (Student's t).
 A verdict that compares several kinds of action, or several policies, divides these 5 % among them (Bonferroni).
@@ -6,11 +6,48 @@ A verdict that compares several kinds of action, or several policies, divides th
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from repolicy.evaluation import Column, Evaluation
+import numpy as np
+
 from repolicy.text import format_number, with_minus
 
 FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none
+
+
+class Column(NamedTuple):
+    """One quantity of each episode, with the title that people read.
+
+    A quantity "a step" is the mean over an episode's steps. It is averaged with the episodes' lengths as weights: that
+    is the mean over all steps, as training logs it.
+    """
+
+    title: str
+    values: np.ndarray  # [E]
+    weights: np.ndarray | None = None
+
+    @property
+    def mean(self) -> float:
+        return float(np.average(self.values, weights=self.weights))
+
+    @property
+    def std(self) -> float:
+        return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.weights)))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; nan for a single episode."""
+        count, shares = len(self.values), np.ones(len(self.values)) if self.weights is None else self.weights
+        if count < 2:
+            return math.nan
+        squares = np.sum((shares * (self.values - self.mean)) ** 2) * count / (count - 1)
+        return float(np.sqrt(squares) / shares.sum())
+
+    def describe(self, like: float | None = None) -> str:
+        """Return `mean ± std`, with the digits of `like` or of the mean; one episode has no std."""
+        like = self.mean if like is None else like
+        std = f" ± {format_number(self.std, like)}" if len(self.values) > 1 and math.isfinite(self.mean) else ""
+        return format_number(self.mean, like) + std
 
 
 @dataclass(frozen=True)
@@ -80,14 +117,6 @@ def difference(before: Column, after: Column, paired: bool = False, comparisons:
             shares = [(each / error) ** 4 / (count - 1) for each, count in zip(errors, counts, strict=True)]
             degrees = math.floor(1.0 / sum(shares) + 1e-9)
     return Difference(before.mean, after.mean - before.mean, error, max(degrees, 1), comparisons)
-
-
-def differences(prior: Evaluation, customized: Evaluation, comparisons: int = 1) -> dict[str, Difference]:
-    """Compare every quantity that both evaluations have. With the same seed, their episodes are pairs."""
-    before, after = prior.columns, customized.columns
-    setups = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
-    paired = setups[0] == setups[1]
-    return {name: difference(before[name], after[name], paired, comparisons) for name in before if name in after}
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:

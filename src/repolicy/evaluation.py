@@ -1,11 +1,10 @@
 """Evaluate a policy for whole episodes: the basic, add-on and total return of each, as in the paper."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from repolicy.addons import (
     load_addon,
     parse_limits,
 )
+from repolicy.differences import Column, Difference, difference
 from repolicy.envs import (
     Backend,
     Collector,
@@ -42,12 +42,13 @@ from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, one_thread, with_torch_defaults
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
-from repolicy.text import Say, format_count, format_number
+from repolicy.text import Say, format_count
 
 BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MAX_ENVS = 50  # environments that run side by side
 EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one, unless its time limit is longer
+LONGEST_LIMIT = 100_000  # steps; a longer time limit means that there is none
 OF_ADDON = "of "  # before the name of one add-on of several
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
@@ -159,41 +160,6 @@ class Evaluation:
         }
 
 
-class Column(NamedTuple):
-    """One quantity of each episode, with the title that people read.
-
-    A quantity "a step" is the mean over an episode's steps. It is averaged with the episodes' lengths as weights: that
-    is the mean over all steps, as training logs it.
-    """
-
-    title: str
-    values: np.ndarray  # [E]
-    weights: np.ndarray | None = None
-
-    @property
-    def mean(self) -> float:
-        return float(np.average(self.values, weights=self.weights))
-
-    @property
-    def std(self) -> float:
-        return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.weights)))
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean; nan for a single episode."""
-        count, shares = len(self.values), np.ones(len(self.values)) if self.weights is None else self.weights
-        if count < 2:
-            return math.nan
-        squares = np.sum((shares * (self.values - self.mean)) ** 2) * count / (count - 1)
-        return float(np.sqrt(squares) / shares.sum())
-
-    def describe(self, like: float | None = None) -> str:
-        """Return `mean ± std`, with the digits of `like` or of the mean; one episode has no std."""
-        like = self.mean if like is None else like
-        std = f" ± {format_number(self.std, like)}" if len(self.values) > 1 and math.isfinite(self.mean) else ""
-        return format_number(self.mean, like) + std
-
-
 @with_torch_defaults()
 def evaluate(
     agent: Agent | str | Path,
@@ -299,6 +265,14 @@ def fitting_limits(
     return limits
 
 
+def differences(prior: Evaluation, customized: Evaluation, comparisons: int = 1) -> dict[str, Difference]:
+    """Compare every quantity that both evaluations have. With the same seed, their episodes are pairs."""
+    before, after = prior.columns, customized.columns
+    setups = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
+    paired = setups[0] == setups[1]
+    return {name: difference(before[name], after[name], paired, comparisons) for name in before if name in after}
+
+
 def check_is_agent(thing: object, what: str) -> None:
     """Raise unless a thing has what acts in environments."""
     if not hasattr(thing, "observation_size"):
@@ -310,7 +284,7 @@ def check_is_agent(thing: object, what: str) -> None:
 
 def episode_cap(limit: int | None) -> int:
     """Return the steps after which an episode counts as one; the environment's time limit may be longer than usual."""
-    return max(limit or 0, EPISODE_CAP)
+    return limit if limit and EPISODE_CAP < limit <= LONGEST_LIMIT else EPISODE_CAP
 
 
 @one_thread()

@@ -16,9 +16,9 @@ import pytest
 
 from repolicy.addons.addon import combine_addons
 from repolicy.cli import main as cli
-from repolicy.differences import rounded
+from repolicy.differences import Column, rounded
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy

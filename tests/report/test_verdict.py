@@ -10,8 +10,8 @@ import torch
 from tiny_envs import tiny
 
 from experiments.verdicts import KINDS, STARTS, measure_error_rates
-from repolicy.differences import difference, student_t_p_value
-from repolicy.evaluation import Column, Evaluation, evaluate
+from repolicy.differences import Column, difference, student_t_p_value
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen

@@ -150,7 +150,7 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: st
 def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[str]]:
     import numpy as np
 
-    from repolicy.evaluation import Column
+    from repolicy.differences import Column
 
     rows = {
         "return": ["" if np.isnan(each.basic).all() else Column("", each.basic).describe() for each in statistics],

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.differences import Column
 from repolicy.errors import UsageError
-from repolicy.evaluation import ACTIONS, Column
+from repolicy.evaluation import ACTIONS
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import MIN_LOST_SHARE

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from repolicy.addons import Addon
-from repolicy.differences import difference
+from repolicy.differences import Column, difference
 from repolicy.envs import Backend, parse_env_name
-from repolicy.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.policies import Policy

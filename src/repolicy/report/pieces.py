@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from repolicy.differences import Difference, differences
+from repolicy.differences import Difference
 from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation, differences
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from repolicy.addons import Limit
-from repolicy.differences import Difference, differences, rounded, value_and_error
+from repolicy.differences import Difference, rounded, value_and_error
 from repolicy.envs import parse_env_name
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation, differences
 from repolicy.runs import Settings
 from repolicy.text import format_count, format_number, with_minus
 
