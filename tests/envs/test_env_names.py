@@ -40,7 +40,7 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
             "auto",
             "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box",
         ),
-        (tiny("OddActions"), "auto", "has actions of kind Tuple.*; Repolicy takes Box of floats, Discrete and MultiD"),
+        (tiny("OddActions"), "auto", "has actions of kind Tuple.*; Repolicy takes Box of floats, Discrete, MultiD"),
         (tiny("WholeNumbers"), "auto", "has actions of kind Box.*int64.; Repolicy takes Box of floats"),
         (tiny("NothingToSee"), "auto", "NothingToSee' has an observation or an action without a number"),
         (tiny("NothingToChoose"), "auto", "NothingToChoose' has an observation or an action without a number"),

@@ -178,6 +178,7 @@ def test_envpools_dicts() -> None:
         ("choice", [2], 9.0),
         ("choices", [1, 2], 6.0 - 2.0),
         ("table", [0, 1, 2, 3], 10.0 + 6.0),
+        ("switches", [0, 1, 1, 1], 3.0),
     ],
 )
 def test_actions_have_the_numbers_and_the_shape_that_the_environment_asks_for(

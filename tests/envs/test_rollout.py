@@ -92,7 +92,8 @@ def test_actions_are_the_policys_at_normalized_observations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "family"), [("matrix", "squashed"), ("double", "state_squashed"), ("choice", "auto"), ("table", "auto")]
+    ("actions", "family"),
+    [("matrix", "squashed"), ("double", "state_squashed"), ("choice", "auto"), ("table", "auto"), ("switches", "auto")],
 )
 def test_add_ons_see_the_actions_that_the_environment_got(actions: str, family: Any) -> None:
     """The add-on raises where they differ from what the environment was told. Scored are those that were sampled."""

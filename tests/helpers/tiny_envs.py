@@ -357,6 +357,7 @@ ACTIONS = {
     "double": spaces.Box(-3.0, 5.0, (2,), np.float64),
     "choice": spaces.Discrete(3, start=7),
     "choices": spaces.MultiDiscrete([2, 3], start=[5, -4]),
+    "switches": spaces.MultiBinary([2, 2]),
     "table": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, 4]]),
 }
 

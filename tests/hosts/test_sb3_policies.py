@@ -157,6 +157,8 @@ def test_a_model_as_a_prior_is_built_as_it_was() -> None:
         residual(prior=prior, policy_kwargs={})
     with pytest.raises(UsageError, match="has use_sde True, and the model's False"):
         residual(prior=trained(use_sde=True))
+    with pytest.raises(UsageError, match=r"the model has switches: its prior is prior=PPO.load\(FILE\)"):
+        to_repolicy(model(PPO, DummyVecEnv([lambda: Drift(acts="switches")])))
     assert told_apart(prior, residual(prior=residual(prior=prior))) == 0.0
     own = residual(prior=small_policy(family="state_gaussian"))
     assert isinstance(residual(prior=own).policy, HeadPolicy)

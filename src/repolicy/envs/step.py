@@ -187,8 +187,11 @@ def action_space(space: Any, name: str) -> ActionSpace:
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.ravel(getattr(space, "start", 0))
         return ActionSpace("discrete", tuple(map(int, sizes)), _floats(first) if first.any() else ())
+    if isinstance(space, spaces.MultiBinary):  # each switch is a choice of two
+        return ActionSpace("discrete", (2,) * int(np.prod(space.shape)))
     raise UsageError(
-        f"environment {name!r} has actions of kind {space}; Repolicy takes Box of floats, Discrete and MultiDiscrete"
+        f"environment {name!r} has actions of kind {space}; "
+        "Repolicy takes Box of floats, Discrete, MultiDiscrete and MultiBinary"
     )
 
 

@@ -160,8 +160,11 @@ def actor_layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
 def _spec_of(model: PPO) -> PolicySpec:
     """Return the spec of a model's actor as a policy of ours. Raises where it cannot be one."""
     policy, layers = model.policy, actor_layers(model.policy)
-    if model.use_sde:
-        raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")
+    has_switches = isinstance(model.action_space, spaces.MultiBinary)  # of one logit each
+    if model.use_sde or has_switches:
+        what = "switches" if has_switches else "gSDE"
+        remedy = "its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves"
+        raise UsageError(f"the model has {what}: {remedy}")
     extractor = policy.features_extractor
     activation = [name for name, module in ACTIVATION_MODULES.items() if policy.activation_fn is module]
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):

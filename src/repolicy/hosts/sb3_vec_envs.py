@@ -39,10 +39,7 @@ class ModelEnvs:
         space, size = self.env.observation_space, MAX_STATE_SIZE + 1
         if isinstance(space, spaces.Box):
             size = int(flat_observations(self.env, space.sample()[None, None]).shape[-1])
-        actions = self.model.action_space
-        if isinstance(actions, spaces.MultiBinary):  # each switch is a choice of two
-            actions = spaces.MultiDiscrete(np.full(actions.shape, 2))
-        return Sizes(size, space_of(actions))
+        return Sizes(size, space_of(self.model.action_space))
 
     @property
     def wish_weight(self) -> float:
