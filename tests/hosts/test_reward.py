@@ -216,6 +216,7 @@ def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> 
     torch.testing.assert_close(found, rewards + 0.3 * squashed.log_prob(*parts) - 0.2 * log_policy)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_path: Path) -> None:
     """`--temperature` would be of the command line; here it stands beside the path, as YAML can write it."""
     sb3, gymnasium = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")

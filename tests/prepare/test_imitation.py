@@ -33,7 +33,10 @@ from repolicy.priors.opening import load_policy, open_policy, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import Options
 
-pytestmark = pytest.mark.usefixtures("_elsewhere")
+pytestmark = [
+    pytest.mark.usefixtures("_elsewhere"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of what a file does not tell
+]
 
 ROWS = 3_000
 

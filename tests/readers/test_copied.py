@@ -29,6 +29,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
 SETTINGS = Settings(steps=64, ranks=1, envs=4, n_steps=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
 
 
@@ -98,6 +99,13 @@ def test_options_are_for_files_of_others(tmp_path: Path) -> None:
         load_policy("halfcheetah", std=0.1)
     path, _ = rsl_rl(tmp_path / "model_7.pt")
     assert load_policy(path, activation="relu").spec.activation == "relu"
+
+
+def test_what_a_file_does_not_tell_is_a_warning_in_python(tmp_path: Path) -> None:
+    path, _ = rsl_rl(tmp_path / "model_7.pt")
+    with pytest.warns(UserWarning, match=r"which activation .* is assumed \(activation says otherwise\)") as warned:
+        load_policy(path)
+    assert {each.filename for each in warned} == {__file__}
 
 
 def test_a_std_that_a_file_does_not_hold_is_given(tmp_path: Path) -> None:

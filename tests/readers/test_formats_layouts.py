@@ -29,6 +29,9 @@ CHOICE = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1),
 VALUES = named("network", mlp((5, 8, 6), nn.ReLU))
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
+
+
 @pytest.mark.parametrize(
     ("made", "own"),
     [

@@ -21,6 +21,9 @@ MEAN, VAR = torch.arange(5.0).double() - 2.0, torch.tensor([0.5, 2.0, 9.0, 1.0, 
 STD = torch.tensor([0.3, 0.8])
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
+
+
 def normalized(obs: torch.Tensor, epsilon: float, clip: float) -> torch.Tensor:
     return ((obs - MEAN.float()) / torch.sqrt(VAR.float() + epsilon)).clamp(-clip, clip)
 

@@ -24,6 +24,7 @@ from repolicy.priors.opening import load_policy
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.rllib import ACTIONS_PIPELINE, ACTIONS_SCALER, ARGUMENTS, FILTER, PIPELINE
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
 ACTIONS = Box(-1.0, 1.0, (2,))
 TAUGHT = "ray.rllib.algorithms.{0}.torch.default_{0}_torch_rl_module.Default{1}TorchRLModule"
 

@@ -5,6 +5,7 @@ with `--trust`.
 """
 
 import os
+import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, check_no
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError, PolicyDescription, Std
-from repolicy.readers.reading import Options, errors_in_python_terms
+from repolicy.readers.reading import Options, errors_in_python_terms, in_python_terms
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 
 
@@ -73,7 +74,10 @@ def load_policy(
     """
     with errors_in_python_terms():
         options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)
-        return read_policy(find_policy(reference), options).policy
+        saved = read_policy(find_policy(reference), options)
+    for note in origin_notes(saved.card):
+        warnings.warn(in_python_terms(note), stacklevel=3)  # past the decorator, to who loads
+    return saved.policy
 
 
 def describe_file(file: PolicyFile, options: Options) -> PolicyDescription:
