@@ -18,6 +18,8 @@ from repolicy.policies import Policy
 
 WORTH_EPISODES = 32  # of each kind (mean action, sampled) in a round
 MAX_EPISODE_STEPS = 1_000
+# Standard errors above 0 at which a worth counts. Each look at more episodes is another chance to find what is none.
+FIRST_ERRORS, LATER_ERRORS = 2.0, 3.0
 MIN_NATS = 1e-6  # with fewer nats nothing can be measured: the policy has no noise, or is far from soft-optimal
 
 
@@ -85,10 +87,11 @@ class Worths:
     addon: Worth | None
     length: float
     steps: int = 0  # environment steps of the measurement
+    errors: float = FIRST_ERRORS  # standard errors above 0 at which a worth counts
 
     @property
     def known(self) -> list[Worth]:
-        return [worth for worth in self.measured if worth.is_known]
+        return [worth for worth in self.measured if worth.value > self.errors * worth.error]
 
     @property
     def measured(self) -> list[Worth]:
@@ -139,7 +142,8 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
 
     length = float(np.mean([each.lengths for each in sampled]))
     steps = sum(each.environment_steps for each in by_mean + sampled)
-    return Worths(worth_in("basic"), None if by_mean[0].addon is None else worth_in("addon"), length, steps)
+    errors = FIRST_ERRORS if len(rounds) == 1 else LATER_ERRORS
+    return Worths(worth_in("basic"), None if by_mean[0].addon is None else worth_in("addon"), length, steps, errors)
 
 
 def _evaluate_both(
