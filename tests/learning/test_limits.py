@@ -35,6 +35,7 @@ from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import Reward, greedy, no_entropy, residual
+from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
@@ -143,6 +144,19 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     assert [[each[name] for name in moving] for each in stopped.metrics] == [
         [each[name] for name in moving] for each in whole.metrics[6:]
     ]
+
+
+@pytest.mark.parametrize("alpha", ["omega", 0.1])
+def test_who_customizes_again_begins_at_the_alpha_that_a_kept_share_moved(
+    prior: Path, tmp_path: Path, alpha: Any
+) -> None:
+    settings = replace(FEW, keep=0.9, steps=8 * FEW.iteration_steps, critic_warmup=0.0)
+    log, asked = Log(), residual(0.2, alpha)
+    found = customize(prior, WISH, asked, tmp_path / "run", settings, env=tiny("LinearQuadratic"), callbacks=[log])
+    assert {each["alpha"] == each["omega"] for each in log.metrics} == {alpha == "omega"}
+    last = found.last["alpha"]
+    assert (last == asked.alpha) == (alpha != "omega")
+    assert alpha_from_card(read_policy(found.folder / "policy.safetensors").card) == pytest.approx(last, rel=0.1)
 
 
 def test_two_ranks_hold_what_one_holds(prior: Path, tmp_path: Path) -> None:

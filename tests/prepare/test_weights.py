@@ -256,11 +256,12 @@ def test_a_budget_of_choices_is_a_quarter_of_the_entropy_of_all_of_them() -> Non
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the file tells nothing, or what may be chance: who is held too much is let go later."""
+    """Whether the file tells nothing, what may be chance, or a tiny alpha: who is held too much is let go later."""
     rarely, wish = RARELY, (CALM,)
     short = replace(FEW, steps=64)
     monkeypatch.setattr("repolicy.prepare.weights.MIN_EPISODES", 32)
-    for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
+    unknown = {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}
+    for card in ({}, unknown, {"request": told(1e-4)}, unknown | {"request": told(1e-4)}):
         held = decide(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
         assert held.settings.kl_budget == DEFAULT_KL_BUDGET
         assert held.objective.alpha > ALPHA_WITHOUT_REWARD

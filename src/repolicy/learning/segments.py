@@ -211,7 +211,7 @@ class Segments:
             self.folder.check_exists()
             card = {"request": worker.request.as_dict(), "steps": candidate.steps, "evaluation": candidate.evaluation}
             card |= {"versions": versions(), "which": which}
-            if worker.settings.kl_budget is not None:  # it has moved alpha from that of the request
+            if worker.objective.alpha != worker.request.objective.alpha:  # a budget or a kept share has moved it
                 card["alpha"] = worker.objective.alpha
             if self.clone_of:
                 card["prior_is"] = self.clone_of

@@ -31,6 +31,7 @@ ALPHA_WITHOUT_REWARD = 0.01  # used where all rewards in the trial steps are 0
 # A KL budget's weights grow by e² until the budget is spent (2 is `MAX_VIOLATION`), so they begin at this share of what
 # a nat is worth. From far less they come too late: shipped Ant's α of 0.0001 let it drift 6 to 8 nats away, not 2.
 FIRST_OF_BUDGET = math.exp(-2.0)
+MOST_OF_A_NAT = "the most that a nat of the prior can be worth"
 DEFAULT_KL_BUDGET = 2.0  # nats a step, used where the worth of a nat cannot be measured
 DISCRETE_BUDGET_SHARE = 0.25  # the same for discrete actions, as a share of their largest entropy
 NOISE_BUDGET = 5.0  # nats an episode, for the noise of a generative policy
@@ -113,15 +114,19 @@ class WeightFinder(ABC):
     def alpha(self, omega: Any, min_alpha: float) -> tuple[Weight, str]:
         """Return alpha and the reason for it: the prior's own (no reason), else by omega, else by the wish's reward.
 
-        A KL budget moves both weights together from here, so there alpha is not less than what a nat's worth tells.
+        A KL budget moves both weights together from here, so there alpha is not less than what a nat's worth tells:
+        a part of it where it is known, else `min_alpha`, the most that it can be.
         """
         known = alpha_from_card(self.card)
         if known is not None:
             worth = worth_from_card(self.card)
             moves_both = omega == "auto" and self.settings.log_prior_budget is None and self.nats_have_worth
-            if moves_both and worth is not None and worth.is_known and FIRST_OF_BUDGET * worth.value > known:
-                least = two_digits(FIRST_OF_BUDGET * worth.value)
-                return least, "at which a nat costs what it is worth once the budget is spent"
+            least, why = min_alpha, MOST_OF_A_NAT
+            if worth is not None and worth.is_known:
+                least = FIRST_OF_BUDGET * worth.value
+                why = "at which a nat costs what it is worth once the budget is spent"
+            if moves_both and least > known:
+                return two_digits(least), why
             return known, ""
         if omega in ("auto", "alpha", 0):
             return self.alpha_from_addon(min_alpha, drift_costs=omega != 0)
@@ -140,7 +145,7 @@ class WeightFinder(ABC):
         rewards, action_size = self.addon_rewards(), self.prior.actions.width
         alpha, why = _alpha_for_rewards(rewards, action_size, "add-on's reward under the prior")
         if alpha < min_alpha:
-            return two_digits(min_alpha), "the most that a nat of the prior can be worth"
+            return two_digits(min_alpha), MOST_OF_A_NAT
         return alpha, why
 
 
