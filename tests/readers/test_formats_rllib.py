@@ -268,7 +268,7 @@ def test_the_activation_is_that_of_the_settings(write: Any) -> None:
     assert relu.actor.activation == "relu"
     state = made(4)[1]
     state |= named("pi.net.mlp", mlp((7, 6, 4), nn.ReLU))
-    with pytest.raises(CannotCopyError, match="its head has another activation"):
+    with pytest.raises(CannotCopyError, match="its head has another activation .*, file.py:act$"):
         describe(write(state))
     assert len(describe(write(state, fcnet_activation="relu")).actor.hidden) == 3
 

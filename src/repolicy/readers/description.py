@@ -29,7 +29,7 @@ class CannotCopyError(FileError):
 
 
 class UnknownActivationError(CannotCopyError):
-    """The network has an activation that Repolicy does not know, so that no --layout opens it either."""
+    """The network has an activation that Repolicy does not know, or several, so that no --layout opens it either."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,15 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.context import Limits, ReadContext, agent_settings
-from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
+from repolicy.readers.description import (
+    Array,
+    CannotCopyError,
+    HiddenLayer,
+    Normalizer,
+    PolicyDescription,
+    Std,
+    UnknownActivationError,
+)
 from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
     Tensors,
@@ -52,7 +60,7 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
         layout = TIANSHOU_TD3
     agent = agent_settings(context.path) if layout.library == "rl_games" else {}  # Isaac Lab writes them
     if "mu_activation" in agent:
-        raise CannotCopyError(f"its mean goes through {agent['mu_activation']}")
+        raise UnknownActivationError(f"its mean goes through {agent['mu_activation']}")
     activation = context.activation(layout.activation, layout.library, agent.get("activation"))
     return _describe(tensors, layout, root, activation, context)
 
@@ -134,7 +142,9 @@ def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, cont
     for name in layout.actor.split("+"):
         part = named_layers(tensors, f"{root}{name.strip()}")
         if layout.library == "tianshou" and layers and part[1:] and activation != "relu":
-            raise CannotCopyError(f"its head has layers of relu, tianshou's default, and its other layers {activation}")
+            raise UnknownActivationError(
+                f"its head has layers of relu, tianshou's default, and its other layers {activation}"
+            )
         layers += part
     actor = make_perceptron(layers, None, activation)
 

@@ -18,7 +18,15 @@ import numpy as np
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.files import read_bytes
 from repolicy.readers.context import ReadContext
-from repolicy.readers.description import Array, CannotCopyError, Linear, Normalizer, PolicyDescription, Std
+from repolicy.readers.description import (
+    Array,
+    CannotCopyError,
+    Linear,
+    Normalizer,
+    PolicyDescription,
+    Std,
+    UnknownActivationError,
+)
 from repolicy.readers.perceptrons import (
     actions_of,
     canonical_activation,
@@ -72,7 +80,7 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     head = sequential_layers(tensors, HEAD, NORM_EPSILON)
     recorded = canonical_activation(config.get("fcnet_activation", "tanh"))
     if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu")) != recorded:
-        raise CannotCopyError("its head has another activation than its encoder")
+        raise UnknownActivationError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
     network = make_perceptron([*sequential_layers(tensors, body, NORM_EPSILON), *head], None, activation)
     statistics = context.statistics(network.width, _checkpoint_normalizer(context, network.width))

@@ -10,7 +10,14 @@ import numpy as np
 
 from repolicy.policies import ActionSpace
 from repolicy.readers.context import ReadContext, agent_settings, parse_list, parse_numbers, setting_pairs
-from repolicy.readers.description import CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
+from repolicy.readers.description import (
+    CannotCopyError,
+    HiddenLayer,
+    Normalizer,
+    PolicyDescription,
+    Std,
+    UnknownActivationError,
+)
 from repolicy.readers.perceptrons import (
     finite_float32,
     first_names,
@@ -71,7 +78,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         context.notes.append(UNCLIPPED_NOTE)
     for name, value in model:
         if value not in PLAIN_OUTPUTS.get(name, value):
-            raise CannotCopyError(f"params/agent.yaml says that its {name} is {value}")
+            raise UnknownActivationError(f"params/agent.yaml says that its {name} is {value}")
     if not {"output", "output_shape"} & {name for name, _ in model}:
         context.notes.append(OUTPUT_NOTE)
     version = "2" if PREPROCESSORS[0] in checkpoint else ""
@@ -86,7 +93,7 @@ def _activation(model: list[tuple[str, str]]) -> str | None:
     settings = [value for name, value in model if name in ("activations", "hidden_activation")]
     names = {name for value in settings for name in parse_list(value)}
     if len(names) > 1:
-        raise CannotCopyError("its layers have different activations")
+        raise UnknownActivationError("its layers have different activations")
     return (names.pop() or "none") if names else None
 
 
