@@ -35,7 +35,9 @@ from repolicy.learning.terms import TaskRewards
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import Reward, greedy, no_entropy, residual
-from repolicy.prepare.weights import alpha_from_card
+from repolicy.prepare.checks import try_addon
+from repolicy.prepare.spending import estimate_spending
+from repolicy.prepare.weights import TRIAL_ENVS, TRIAL_STEPS, alpha_from_card
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
@@ -144,6 +146,16 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     assert [[each[name] for name in moving] for each in stopped.metrics] == [
         [each[name] for name in moving] for each in whole.metrics[6:]
     ]
+
+
+def test_what_a_limit_holds_is_told_of_the_priors_mean_action(prior: Path) -> None:
+    request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), FEW, (WISH,), "a checksum")
+    limited, policy = replace(request, limits=(f"{EFFORT}<=0.05",)), read_policy(prior).policy
+    told = re.fullmatch(r"limit effort<=0.05: (.*) a step under the prior", try_addon(policy, limited)[0][0])
+    assert told is not None
+    assert float(told[1]) == pytest.approx(mean_effort(GAIN), rel=0.15)
+    without, with_limit = (estimate_spending(each)["to try the wish"] for each in (request, limited))
+    assert with_limit == without + TRIAL_ENVS * TRIAL_STEPS
 
 
 @pytest.mark.parametrize("alpha", ["omega", 0.1])

@@ -24,8 +24,8 @@ def estimate_spending(
     """Return upper bounds on a run's environment steps by purpose; for a generative policy, on its decisions.
 
     `weights_steps`, `untrained_steps` and `fitting_steps` were taken already: to find the weights, to evaluate without
-    training, and to fit the actor to a prior that cannot be copied. `trials` is the number of trial rollouts, and
-    `length` the episode length where the environment has no time limit.
+    training, and to fit the actor to a prior that cannot be copied. `trials` is the number of trial rollouts (limits
+    take one more), and `length` the episode length where the environment has no time limit.
     """
     settings = request.settings
     longest = BLOCK_STEPS * math.ceil((probe_env(request.env, settings.backend).limit or length) / BLOCK_STEPS)
@@ -33,6 +33,7 @@ def estimate_spending(
     episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
     evaluations = segments + request.is_comparable  # the first policy is one that may be the result
+    trials += bool(request.limits) and request.is_judged_by_mean
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)

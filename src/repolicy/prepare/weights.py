@@ -259,11 +259,14 @@ def _alpha_for_rewards(rewards: np.ndarray, action_size: int, what: str) -> tupl
     return two_digits(ALPHA_PER_REWARD * size / action_size), f"scaled from the {what} ({size:.3g} a step)"
 
 
-def collect_trial(agent: Agent, env: str, settings: Settings, steps: int = TRIAL_STEPS) -> Rollout:
+def collect_trial(
+    agent: Agent, env: str, settings: Settings, steps: int = TRIAL_STEPS, *, deterministic: bool = False
+) -> Rollout:
     """Collect `TRIAL_ENVS` times `steps` steps of an agent, to look at its observations and rewards."""
     with closing(make_envs(env, TRIAL_ENVS, settings.seed, settings.backend)) as envs:
         check_fit(agent, envs, "the prior")
-        return Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
+        collector = Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True)
+        return collector.collect(agent, deterministic)
 
 
 # From what a nat is worth ---------------------------------------------------------------------------------------------
