@@ -225,7 +225,7 @@ def test_a_line_says_of_how_many_episodes_some_ended_early(
     [
         ({"kl_budget": 1.0}, "ω′ 0.123 · 0.90 nats a step, the budget is 1"),
         ({"log_prior_budget": 2.0}, "ω′ 0.123 · 1.40 nats a step, the budget is 2"),
-        ({"keep": 0.9}, "ω′ 0.123 · −25.0% of the old return kept, of 90.0%"),
+        ({"keep": 0.9}, "ω′ 0.123 · −25.0% of the old reward a step kept, of 90.0%"),
     ],
 )
 def test_a_budget_is_shown_with_what_is_spent_of_it(

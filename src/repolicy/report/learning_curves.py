@@ -33,7 +33,7 @@ CURVES = [
     Curve("prior_kl", "KL to the prior, nats a step", 0.1),
     Curve("below_prior", "Less likely than the prior's own actions, nats a step", 0.1),
     Curve("log_prior", "Log prior a step, nats", 1.0),
-    Curve("kept", "Share of the old return that is kept", 0.1),
+    Curve("kept", "Old reward a step, as a share of the prior's", 0.1),
     Curve("omega", "ω′"),
     Curve("entropy", "Entropy of the policy, nats", 1.0),
     Curve("std", "Mean std of the actions"),

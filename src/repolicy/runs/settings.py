@@ -81,7 +81,7 @@ _NATS = "{:z.2f} nats a step, the budget is {:g}"
 BUDGETS = {
     "kl_budget": ("prior_kl", "ω′ and α̂ move to stay {:g} nats a step from the prior", _NATS),
     "log_prior_budget": ("below_prior", "ω′ moves until actions are {:g} nats less likely than the prior's own", _NATS),
-    "keep": ("kept", "ω′ moves to keep {:.4g} of the old return", "{:z.1%} of the old return kept, of {:.1%}"),
+    "keep": ("kept", "ω′ moves to keep {:.4g} of the old return", "{:z.1%} of the old reward a step kept, of {:.1%}"),
 }
 
 ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # of a new actor; customizing takes them from the prior
