@@ -280,6 +280,7 @@ ROOMS = [
     Mutant("prepare/weights.py", "states = worths.basic.value if", "states = max(worth.value for worth in worths.known) if", WORTH, "states priced by the add-on"),
     Mutant("policies/density.py", "1.0 - QUANTILE)", "QUANTILE)", STATES, "three quarters of the prior's own states cost something"),
     Mutant("policies/density.py", ".clamp_(0.0, MAX_COST)", ".clamp_(0.0)", STATES, "a state that costs without a limit"),
+    Mutant("prepare/states.py", "max(OBSERVATIONS_PER_ENV, episode)", "OBSERVATIONS_PER_ENV", STATES, "the last states of a long episode are not learned"),
     Mutant("prepare/states.py", "ages <= SKIPPED_STEPS", "ages < 0", WORKER, "how an episode begins has a price"),
     Mutant("prepare/states.py", "beyond_usual / max(1.0 - gamma, 1.0 / LONGEST_STAY)", "found", WORKER, "an end that is a way out of the price on states"),
     Mutant("prepare/states.py", "(found - density.usual_end)", "found", WORKER, "a goal of the prior's that costs what a fall costs"),

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from small_runs import Log
-from tiny_envs import tiny
+from tiny_envs import Tiny, tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import FileError, UsageError
@@ -177,6 +178,33 @@ def test_an_episode_that_does_not_end_counts_as_one_that_is_cut(tmp_path: Path) 
     request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)
     _, ends, episodes = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
     assert (len(ends), episodes) == (0, 8)
+
+
+class Ages(Tiny):
+    """Shows how long its episode is under way, in hundreds of steps."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.array([self._steps / 100], np.float32), 0.0, False, False, {}
+
+
+def ages_within_a_limit() -> Any:
+    return gymnasium.wrappers.TimeLimit(Ages(), 200)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_last_states_of_a_long_episode_are_the_priors_too(tmp_path: Path) -> None:
+    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+    request = Request(f"{Path(__file__)}:ages_within_a_limit", residual(0.1, 0.1, states=0.5), SETTINGS)
+    found = fit_prior_density(prior, request, SingleRank())
+    early, late = found.familiarity(found.normalized(torch.tensor([[0.6], [1.95]]))).tolist()
+    assert early == 0.0
+    assert late > -3.0, "by the first 100 steps alone it would be 7 nats less likely"
 
 
 def test_where_nearly_all_of_the_priors_episodes_end_its_ends_are_free() -> None:

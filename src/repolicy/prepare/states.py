@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Collector, Rollout, make_envs
+from repolicy.envs import Collector, Rollout, make_envs, probe_env
 from repolicy.errors import UsageError
 from repolicy.policies import Density, Normalizer, Policy, moment_sums
 from repolicy.policies.density import PARTS, STRETCH, fit_density
@@ -46,7 +46,8 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size + 1, dtype=torch.float64)
     if team.index == 0:
-        with closing(prior_rollouts(prior, request)) as rollouts:
+        limit = probe_env(request.env, request.settings.backend).limit or 0
+        with closing(prior_rollouts(prior, request, limit)) as rollouts:
             density = density_of_rollouts(rollouts, prior, observation_count(request.settings.steps))
         packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
@@ -55,10 +56,13 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
     return Density(mean, whitening, edge, shift, scale, usual_end, prior.normalizer.bound)
 
 
-def prior_rollouts(prior: Policy, request: Request) -> Generator[Rollout]:
-    """Yield rollouts of the prior's sampled actions without end, all from the run's seed."""
+def prior_rollouts(prior: Policy, request: Request, episode: int = 0) -> Generator[Rollout]:
+    """Yield rollouts of the prior's sampled actions without end, all from the run's seed.
+
+    Where an `episode` is long, fewer environments each play a whole one: its last states are the prior's, too.
+    """
     settings, seed = request.settings, derived_seed(request.settings.seed, 0, Stream.PRIOR_STATES)
-    count = max(1, observation_count(settings.steps) // OBSERVATIONS_PER_ENV)
+    count = max(1, observation_count(settings.steps) // max(OBSERVATIONS_PER_ENV, episode))
     with closing(make_envs(request.env, count, seed, settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         while True:
