@@ -18,6 +18,7 @@ from experiments.heavy import SEEDS, TASKS, make_run
 from experiments.ledger import Ledger, Row, group_by
 from experiments.one import Run
 from experiments.pages import markdown_table
+from repolicy.envs.making import probe_env
 from repolicy.prepare import states
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.spending import estimate_spending
@@ -83,7 +84,7 @@ def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
                 lines.append(["", *cells, *others])
         most_steps = longest[name][0]["request"]["settings"]["steps"]
         lines.append(["", f"{most_steps:,}", "", total_cell(longest[name]), "", ""])
-    headings = ["prior, wish", "steps", "in all, at most", "total (sampled)", "`rql customize`", "updates of a million"]
+    headings = ["prior, wish", "steps", "in all, about", "total (sampled)", "`rql customize`", "updates of a million"]
     return markdown_table(headings, lines)
 
 
@@ -96,7 +97,7 @@ def environment_steps(row: Row) -> int:
     """Return all environment steps of a run, with those of preparation."""
     if row["request"].get("method") == "Residual Q-learning":  # its weights are in the priors' files
         steps = int(row["request"]["settings"]["steps"])
-        return steps + states.steps_to_collect(steps)
+        return steps + states.steps_to_collect(steps, probe_env(row["request"]["env"]).limit)
     return sum(estimate_spending(Request.from_dict(row["request"])).values())
 
 

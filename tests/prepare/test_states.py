@@ -207,6 +207,21 @@ def test_the_last_states_of_a_long_episode_are_the_priors_too(tmp_path: Path) ->
     assert late > -3.0, "by the first 100 steps alone it would be 7 nats less likely"
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("env", "limit"), [(f"{Path(__file__)}:ages_within_a_limit", 200), (tiny("Endless"), None)])
+def test_as_many_steps_collect_the_states_as_were_announced(tmp_path: Path, env: str, limit: int | None) -> None:
+    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+    taken = []
+
+    def counted() -> Any:
+        for rollout in prior_rollouts(prior, Request(env, residual(0.1, 0.1, states=0.5), SETTINGS), limit):
+            taken.append(rollout.ages.size)
+            yield rollout
+
+    visited_states(counted(), observation_count(SETTINGS.steps))
+    assert sum(taken) == states.steps_to_collect(SETTINGS.steps, limit)
+
+
 def test_where_nearly_all_of_the_priors_episodes_end_its_ends_are_free() -> None:
     inputs = torch.randn(2_000, 2, generator=torch.Generator().manual_seed(0)).double()
     ends = torch.tensor([[9.0, 9.0], [5.0, -5.0]]).double()

@@ -129,7 +129,7 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     assert [way.finished for way in ways] == [True, False, True]
     assert equal(ways[0].policy, ways[2].policy)
     assert RunFolder(tmp_path / "whole", Request).request().objective == residual(0.3, 0.1, 0.3)
-    assert "8,600 steps of the environment in all: 8,400 for the prior's states, 200 to train" in heard.said
+    assert "11,000 steps of the environment in all: 200 to train, 10,800 for the prior's states" in heard.said
     assert not any("may lose the old task" in said for said in heard.said)
 
 

@@ -21,14 +21,15 @@ def estimate_spending(
     trials: int = 1,
     fitting_steps: int = 0,
 ) -> dict[str, int]:
-    """Return upper bounds on a run's environment steps by purpose; for a generative policy, on its decisions.
+    """Return about the most steps that a run takes, by purpose; of a generative policy, decisions.
 
     `weights_steps`, `untrained_steps` and `fitting_steps` were taken already: to find the weights, to evaluate without
     training, and to fit the actor to a prior that cannot be copied. `trials` is the number of trial rollouts (limits
     take one more), and `length` the episode length where the environment has no time limit.
     """
     settings = request.settings
-    longest = BLOCK_STEPS * math.ceil((probe_env(request.env, settings.backend).limit or length) / BLOCK_STEPS)
+    limit = probe_env(request.env, settings.backend).limit
+    longest = BLOCK_STEPS * math.ceil((limit or length) / BLOCK_STEPS)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
@@ -45,7 +46,7 @@ def estimate_spending(
         "to try the wish": weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + COMPARED_STEPS),
         "to find the weights": weights_steps,
         "without training": untrained_steps,
-        "for the prior's states": states.steps_to_collect(settings.steps) if request.objective.reads_states else 0,
+        "for the prior's states": states.steps_to_collect(settings.steps, limit) * request.objective.reads_states,
         "to train": settings.iterations * settings.iteration_steps,
         "for evaluations": evaluations * episodes * longest,
         "to compare an earlier policy with the last, if it seems better": comparisons * episodes * longest,

@@ -1,5 +1,6 @@
 """Fit the density of the states that a prior visits, once before customizing. No reward is read."""
 
+import math
 from collections.abc import Generator, Iterable
 from contextlib import closing
 
@@ -36,9 +37,20 @@ def observation_count(steps: int) -> int:
     return int(min(MAX_OBSERVATIONS, max(MIN_OBSERVATIONS, SHARE_OF_RUN * steps)))
 
 
-def steps_to_collect(steps: int) -> int:
-    """Return the number of steps that collect these observations, with the skipped first steps of episodes."""
-    return observation_count(steps) + observation_count(steps) // OBSERVATIONS_PER_ENV * SKIPPED_STEPS
+def env_count(steps: int, limit: int | None) -> int:
+    """Return the number of environments in which the prior's states are collected.
+
+    Where episodes are long, fewer environments each play a whole one: its last states are the prior's, too.
+    """
+    return max(1, observation_count(steps) // max(OBSERVATIONS_PER_ENV, limit or 0))
+
+
+def steps_to_collect(steps: int, limit: int | None) -> int:
+    """Return the number of steps that collect these observations, if no episode ends before the time limit."""
+    envs = env_count(steps, limit)
+    kept = math.ceil(observation_count(steps) / envs)  # by each environment
+    episodes = math.ceil(kept / (limit - SKIPPED_STEPS)) if limit and limit > SKIPPED_STEPS else 1
+    return envs * BLOCK * math.ceil((kept + episodes * SKIPPED_STEPS) / BLOCK)
 
 
 def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
@@ -46,7 +58,7 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size + 1, dtype=torch.float64)
     if team.index == 0:
-        limit = probe_env(request.env, request.settings.backend).limit or 0
+        limit = probe_env(request.env, request.settings.backend).limit
         with closing(prior_rollouts(prior, request, limit)) as rollouts:
             density = density_of_rollouts(rollouts, prior, observation_count(request.settings.steps))
         packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
@@ -56,14 +68,10 @@ def fit_prior_density(prior: Policy, request: Request, team: ranks.Ranks) -> Den
     return Density(mean, whitening, edge, shift, scale, usual_end, prior.normalizer.bound)
 
 
-def prior_rollouts(prior: Policy, request: Request, episode: int = 0) -> Generator[Rollout]:
-    """Yield rollouts of the prior's sampled actions without end, all from the run's seed.
-
-    Where an `episode` is long, fewer environments each play a whole one: its last states are the prior's, too.
-    """
+def prior_rollouts(prior: Policy, request: Request, limit: int | None = None) -> Generator[Rollout]:
+    """Yield rollouts of the prior's sampled actions without end, all from the run's seed; `limit`: of an episode."""
     settings, seed = request.settings, derived_seed(request.settings.seed, 0, Stream.PRIOR_STATES)
-    count = max(1, observation_count(settings.steps) // max(OBSERVATIONS_PER_ENV, episode))
-    with closing(make_envs(request.env, count, seed, settings.backend)) as envs:
+    with closing(make_envs(request.env, env_count(settings.steps, limit), seed, settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         while True:
             yield collector.collect(prior)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import Wish, check_env
-from repolicy.envs import EnvLike, make_one_env, parse_env_name
+from repolicy.envs import EnvLike, make_one_env, parse_env_name, probe_env
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
@@ -175,16 +175,14 @@ def customize(
 
     decision = _decide_weights(objective, saved, start.name, env, asked.addons, settings, callbacks)
     notes = [*start.notes, *decision.notes]
+    request = _request(env, decision.objective, settings, asked.addons, saved.content)
     if before is None:
-        spending = {
-            "to find the weights": decision.steps,
-            "for the prior's states": steps_to_collect(settings.steps) if decision.objective.reads_states else 0,
-            "to train": settings.steps,
-        }
+        spending = {"to find the weights": decision.steps, "to train": settings.steps}
+        if request.objective.reads_states:
+            spending["for the prior's states"] = steps_to_collect(settings.steps, probe_env(request.env).limit)
         notes.append(describe_spending(spending))
     if task_of(env) is None and not is_discrete and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
-    request = _request(env, decision.objective, settings, asked.addons, saved.content)
     return _run(request, out, saved, resume, callbacks, env_timeout, notes)
 
 
