@@ -128,7 +128,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
-    made.request = Request("any", made.objective, made.settings)
+    made.request = Request("Pendulum-v1", made.objective, made.settings)
     made.prior = made.scoring_prior = prior
     made.scorer = Scorer(prior)
     made.density = states.fit_prior_density(made.prior, made.request, team)
