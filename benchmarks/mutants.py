@@ -69,7 +69,7 @@ ROOMS = [
     Mutant("prepare/worth.py", "log_policy if found.deterministic", "log_policy if False", WORTH, "the mode's nats are not its own"),
     Mutant("prepare/worth.py", "sampled.returns + value", "sampled.returns - value", WORTH, "the error of a worth forgets what nats do"),
     Mutant("prepare/worth.py", "by_mean.returns - value", "by_mean.returns + value", WORTH, "the error of a worth forgets what the mode's nats do"),
-    Mutant("prepare/worth.py", "self.value > 2 * self.error", "True", WORTH, "a worth within its error is taken"),
+    Mutant("prepare/worth.py", "self.value > FIRST_ERRORS * self.error", "True", WORTH, "a worth within its error is taken"),
     Mutant("prepare/worth.py", "FIRST_ERRORS if len(rounds) == 1 else LATER_ERRORS", "FIRST_ERRORS", WORTH, "every round may find a worth by chance"),
     Mutant("prepare/weights.py", "return weight if length", "return 1.0 if length", WORTH, "states without omega"),
     Mutant("prepare/weights.py", "omega = max(", "omega = min(", WORTH, "noise may cost more of one reward"),

@@ -132,7 +132,7 @@ class Evaluation:
 
     @property
     def basis(self) -> str:
-        """What each number of a table is of, in words; one episode has no std."""
+        """The episodes behind the numbers of a table, in words; a single one has no std."""
         count = len(self.basic)
         return f"{f'mean ± std over {count:,} episodes' if count > 1 else 'one episode'} {ACTIONS[self.action]}"
 

@@ -47,9 +47,7 @@ class Step(NamedTuple):
     observations: np.ndarray  # [N, O] float32: to act on next; the critic's own numbers, where there are any, follow
     rewards: np.ndarray  # [N] float64: the basic reward
     terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
-    truncated: (
-        np.ndarray
-    )  # [N] bool: a time limit cut the episode; its value goes on (EnvPool: also where it ended just then)
+    truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on. EnvPool's, also an end just then
     final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
     info: Info  # numeric entries of shape [N], from before any reset
     chunk: Chunk | None = None  # the steps of a decision, where an action is one

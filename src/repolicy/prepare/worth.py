@@ -33,8 +33,8 @@ class Worth:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is above 0 by two standard errors; otherwise the noise has no measurable cost."""
-        return self.value > 2 * self.error
+        """Whether it counts after one look: else the noise has no measurable cost."""
+        return self.value > FIRST_ERRORS * self.error
 
 
 class ReturnsAndNats(NamedTuple):

@@ -103,7 +103,7 @@ class ReadContext:
             self.notes.append(f"observations are not normalized, as it says in {file.name}")
             return None
         found = len(statistics.shift)
-        if width % found or (found < width and len(keys) > 1):
+        if not found or width % found or (found < width and len(keys) > 1):
             remedy = "name its own file with --vecnormalize, or none"
             raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
         if found < width:
