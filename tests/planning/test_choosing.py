@@ -73,6 +73,11 @@ def test_a_choice_is_the_environments_own():
     env.step(chosen)
 
 
+def test_how_long_a_step_lasts_is_not_made_up():
+    assert CopyModel("CartPole-v1").seconds == pytest.approx(0.02)
+    assert CopyModel(f"{__name__}:FromFive").seconds == 0.0
+
+
 def test_environments_that_were_closed_are_planned_in_no_more():
     score = Score(Addon((AddonTerm("constant", constant),)), 0.1, 0.0, 0.9, None, None)
     made = Planner(

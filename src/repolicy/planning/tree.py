@@ -89,7 +89,9 @@ class Tree:
             (1.0 - exploration) * np.exp(self.log_policy(node)) + exploration * np.exp(node.log_prior)
         )
         outcome, is_new = self._expand(node, action, left - 1)
-        if outcome.node is not None:
+        if outcome.node is None:  # anew: more steps are left below it now than where the tree's root was deeper
+            outcome.value = self._end_value(left - 1)
+        else:
             if not is_new and left > 1:
                 self.simulate(outcome.node, left - 1)
             outcome.value = self.value(outcome.node)
@@ -115,10 +117,8 @@ class Tree:
             return known[key], False
         self._is_stochastic |= bool(known)
         reward = float(self._rewards([row])[0])
-        if after.ended[0]:
-            known[key] = Outcome(None, reward, self._end_value(left))
-        else:
-            known[key] = Outcome(self.leaf(after.states[0], after.observations, left), reward, 0.0)
+        node = None if after.ended[0] else self.leaf(after.states[0], after.observations, left)
+        known[key] = Outcome(node, reward, 0.0)
         return known[key], True
 
     def leaf(self, state: Any, observation: np.ndarray, left: int) -> Node:
