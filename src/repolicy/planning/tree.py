@@ -117,8 +117,8 @@ class Tree:
             return known[key], False
         self._is_stochastic |= bool(known)
         reward = float(self._rewards([row])[0])
-        node = None if after.ended[0] else self.leaf(after.states[0], after.observations, left)
-        known[key] = Outcome(node, reward, 0.0)
+        leaf = None if after.ended[0] else self.leaf(after.states[0], after.observations, left)
+        known[key] = Outcome(leaf, reward, 0.0)
         return known[key], True
 
     def leaf(self, state: Any, observation: np.ndarray, left: int) -> Node:
