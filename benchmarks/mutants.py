@@ -197,6 +197,7 @@ ROOMS = [
     Mutant("readers/rllib.py", "if scaled is False and squashed:", "if False:", "tests/readers/test_formats_rllib.py", "RLlib's SAC whose actions are not scaled"),
     Mutant("readers/rllib.py", "raw.bias + np.log(half)", "raw.bias", "tests/readers/test_formats_rllib.py", "std of RLlib in units of [-1, 1]"),
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),
+    Mutant("readers/rllib.py", '"MeanStdFilter", 1e-6', '"MeanStdFilter", 1e-8', "tests/readers/test_formats_rllib.py", "what RLlib adds to a std of observations"),
     Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),
     Mutant("readers/rllib.py", "if others := set(connectors) - HARMLESS - {FILTER}:", "if others := set[str]():", "tests/readers/test_formats_rllib.py", "connectors of RLlib that cannot be read"),
     Mutant("readers/chain.py", "if not np.all(scale):", "if False:", "tests/readers/test_formats_graphs.py", "an observation that a graph multiplies by 0"),

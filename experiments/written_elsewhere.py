@@ -245,6 +245,7 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Expected:
     from ray.rllib.connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
+    obs[:, -1] *= 1e-4  # in place, and so small that it matters what RLlib adds to a std
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
     spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
     classes = {"PPO": (DefaultPPOTorchRLModule, PPOCatalog), "SAC": (DefaultSACTorchRLModule, SACCatalog)}

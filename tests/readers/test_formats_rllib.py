@@ -102,10 +102,11 @@ def checkpoint(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 @pytest.mark.parametrize("squares", ["sum_sq_diff_array", "std_array"])  # by RLlib's version
 def test_observations_are_normalized_as_the_connectors_do(checkpoint: Any, squares: str) -> None:
     seen = 3.0 * np.random.default_rng(0).standard_normal((COUNT, 5)) + 1.0
+    seen[:, 4] *= 1e-4  # so that it matters what RLlib adds to a std
     sums = {"mean_array": packed(seen.mean(0)), squares: packed(COUNT * seen.var(0))}
     policy = load_policy(checkpoint(FILTER, "NumpyToTensor", num_pushes=COUNT, **sums))
     obs, plain = torch.from_numpy(seen).float(), load_policy(checkpoint("NumpyToTensor"))
-    normalized = ((obs - obs.mean(0)) / obs.std(0)).clamp(-1.5, 1.5)
+    normalized = ((obs - obs.mean(0)) / (obs.std(0) + 1e-6)).clamp(-1.5, 1.5)
     assert (normalized.abs() == 1.5).any()
     assert_equal(policy(obs).mode(), plain(normalized).mode())
     assert float(policy.normalizer.count) == COUNT
