@@ -238,6 +238,15 @@ def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(host: Any, wr
         host(Mine(wrong)).learn(1)
 
 
+def test_a_training_beside_a_prior_that_only_scores_ends_without_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    prior = Mine(lambda found: found)
+    runners.runner(algorithm=runners.residual(prior), max_iterations=1).learn(1)
+    model = InSb3(prior, verbose=1).started.learn(1)
+    assert "prior with the mean action" not in capsys.readouterr().out
+    with pytest.raises(UsageError, match="leave states, keep and the verdict out"):
+        model.verdict()
+
+
 @hosts
 def test_a_log_prior_budget_is_refused_where_the_prior_does_not_tell_its_own_nats(host: Any) -> None:
     with pytest.raises(UsageError, match="which this prior does not tell: take kl_budget"):

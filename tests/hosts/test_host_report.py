@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from repolicy.cli import main as cli
 from repolicy.errors import FileError
 from repolicy.evaluation import Evaluation
+from repolicy.hosts.measuring import MIN_SHARED_ENVS
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
 from repolicy.policies.file import save_policy
 from repolicy.report.host_page import read_stored, to_evaluation, write_host_report
@@ -133,3 +134,9 @@ def test_a_forged_checkpoint_is_one_sentence(tmp_path: Path, kept_there: dict[st
         with pytest.raises(FileError, match="is damaged"):
             write_host_report(tmp_path / name)
         assert not (tmp_path / name).with_suffix(".html").exists()
+
+
+def test_many_environments_whose_actions_are_choices_give_a_verdict() -> None:
+    env = DummyVecEnv([lambda: SmallDrift(acts="choice")] * MIN_SHARED_ENVS)
+    model = sb3(env=env, prior=small.small_policy(family="categorical"))
+    assert "prior with the mean action: " in model.verdict()

@@ -145,7 +145,8 @@ class InterleavedActors:
 
     def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
         all_acted = [actor.act(observations, samples) for actor, samples in self.actors]
-        actions, nats = (torch.stack(part) for part in zip(*all_acted, strict=True))
+        actions = torch.stack([actions.reshape(len(nats), -1) for actions, nats in all_acted])  # one or more choices
+        nats = torch.stack([nats for _, nats in all_acted])
         self.actor_of_env = self.actor_of_env.to(actions.device)
         chosen = self.actor_of_env, torch.arange(len(self.actor_of_env), device=actions.device)
         return actions[chosen], nats[chosen]

@@ -117,6 +117,7 @@ class HostPrior(nn.Module):
     """A prior in the form that hosts use: its distribution has `log_prob`, `entropy`, `mode` and `sample`."""
 
     has_memory = False  # whether its actions depend on earlier steps of the episode
+    can_act = True  # whether it chooses actions, or only scores them
 
     def __init__(self, card: dict[str, Any] | None = None) -> None:
         """Store the card, which describes the prior's training; a host's own files have none."""
@@ -180,6 +181,7 @@ class FlatPrior(HostPrior):
         self.name, agent = source.name, source.agent
         self.prior: Any = agent.for_spaces(observation_size, actions) if isinstance(agent, MeanPrior) else agent
         self.has_memory = isinstance(self.prior, MeanPrior) and self.prior.has_memory
+        self.can_act = isinstance(self.prior, Policy | MeanPrior)
         if isinstance(agent, Policy):
             check_sizes(agent, observation_size, actions)
         self.flatten = flatten
@@ -190,7 +192,7 @@ class FlatPrior(HostPrior):
         if isinstance(prior, Policy):
             return prior(flat)
         if not isinstance(prior, MeanPrior):
-            unmeasured = "so nothing can be measured: name omega and alpha, and leave states out"
+            unmeasured = "so nothing can be measured: name omega and alpha, and leave states, keep and the verdict out"
             raise UsageError(f"{self.name} scores actions and chooses none, {unmeasured}")
         if not self.has_memory:
             return prior.distribution(flat)
@@ -201,7 +203,7 @@ class FlatPrior(HostPrior):
         self.memory = self.prior.reset_state(self.memory, ended) if self.memory and ended is not None else None
 
     def score_batch(self, observations: Any, actions: Tensor) -> Scores:
-        if isinstance(self.prior, Policy | MeanPrior):
+        if self.can_act:
             return super().score_batch(observations, actions)
         return checked_log_prob(self.prior, self.flatten(observations), actions), None
 

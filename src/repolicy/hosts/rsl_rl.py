@@ -197,7 +197,7 @@ class ResidualPPO(PPO):
             planned = self.num_learning_epochs * self.num_mini_batches  # rsl_rl has divided the sums by this
             losses = {name: loss * planned / self._minibatches_done for name, loss in losses.items()}
         self._iterations_left -= 1
-        if self._iterations_left == 0 and self.prior is not None and self.method.changes_rewards:
+        if self._iterations_left == 0 and self.prior is not None and self.prior.can_act and self.method.changes_rewards:
             print(f"ResidualPPO: {self.verdict()}")
         return losses | metrics
 

@@ -298,7 +298,7 @@ class ResidualPPO(PPO):
     def learn(self, *args: Any, **kwargs: Any) -> Any:
         """Train as Stable-Baselines3 does; a `verbose` model prints the verdict at the end."""
         super().learn(*args, **kwargs)
-        if self.verbose and self.prior is not None and self.method.changes_rewards:
+        if self.verbose and self.prior is not None and self.prior.can_act and self.method.changes_rewards:
             print(f"ResidualPPO: {self.verdict()}")
         return self
 
