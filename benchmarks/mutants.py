@@ -200,6 +200,7 @@ ROOMS = [
     Mutant("readers/rllib.py", '"MeanStdFilter", 1e-6', '"MeanStdFilter", 1e-8', "tests/readers/test_formats_rllib.py", "what RLlib adds to a std of observations"),
     Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),
     Mutant("readers/rllib.py", "if others := set(connectors) - HARMLESS - {FILTER}:", "if others := set[str]():", "tests/readers/test_formats_rllib.py", "connectors of RLlib that cannot be read"),
+    Mutant("readers/chain.py", "while (is_choice or has_logits) and", "while is_choice and", "tests/readers/test_formats_exports.py", "a graph of probabilities"),
     Mutant("readers/chain.py", "if not np.all(scale):", "if False:", "tests/readers/test_formats_graphs.py", "an observation that a graph multiplies by 0"),
     Mutant("readers/perceptrons.py", "if hidden[-1].norm is not None:", "if False:", "tests/readers/test_formats_mapped.py", "a LayerNorm behind the last layer"),
     Mutant("priors/kinds.py", "mean.eval()  #", "mean.train()  #", "tests/priors/test_priors.py", "a module's mode of evaluation"),

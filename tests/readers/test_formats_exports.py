@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.priors.opening import open_policy
 from repolicy.readers.chain import TANH_NOTE
 from repolicy.readers.copying import policy_from
-from repolicy.readers.description import FIRST_OUTPUT_NOTE
+from repolicy.readers.description import FIRST_OUTPUT_NOTE, CannotCopyError
 from repolicy.readers.reading import Options
 
 DROPPED = "half of the last layer is dropped by the graph, which does not tell what it is for"
@@ -121,26 +121,29 @@ def test_a_half_that_pytorchs_graph_drops_is_not_taken_for_braxs_std(scale: floa
 
 
 class Logits(nn.Module):
-    def __init__(self, last: str) -> None:
+    def __init__(self, last: str, chooses: bool) -> None:
         super().__init__()
-        self.body, self.last = mlp((5, 8, 3), nn.Tanh), last
+        self.body, self.last, self.chooses = mlp((5, 8, 3), nn.Tanh), last, chooses
 
     def forward(self, obs: Tensor) -> Tensor:
         out = self.body(obs)
         if self.last:
-            out = getattr(torch, self.last)(out, -1).argmax(-1)
-        return out
+            out = getattr(torch, self.last)(out, -1)
+        return out.argmax(-1) if self.chooses else out
 
 
+@pytest.mark.parametrize("chooses", [False, True])
 @pytest.mark.parametrize("last", ["", "softmax", "log_softmax"])
-def test_a_graph_of_logits_is_copied(last: str, tmp_path: Path) -> None:
-    module, obs = stirred(Logits(last)), observations(5)
+def test_a_graph_of_logits_or_probabilities_is_copied(last: str, chooses: bool, tmp_path: Path) -> None:
+    module, obs = stirred(Logits(last, chooses)), observations(5)
     paths = [exported(tmp_path / "p.onnx", module), script(tmp_path / "p.pt", module, 5, traced=True)]
     with torch.no_grad():
         dist = torch.distributions.Categorical(logits=module.body(obs))
     for path in paths:
-        if not last:
-            with pytest.raises(UsageError, match="such as --std 0.2, or --temperature 1 where its outputs are logits"):
+        if not chooses:
+            logits = "such as --std 0.2, or --temperature 1 where its outputs are logits"
+            probabilities = "softmax follows its last layer: add --temperature 1 if .* probabilities of choices"
+            with pytest.raises((UsageError, CannotCopyError), match=probabilities if last else logits):
                 policy_from(describe(path))
         assert_scored(describe(path, Options(temperature=1.0)), obs, dist)
 

@@ -83,10 +83,13 @@ def fuse_difference(first: Chain, second: Chain) -> Chain | None:
     return (*first, Step("softmax")) if is_softmax else None
 
 
-def recognize(chain: Chain, width: int, library: str, version: str = "") -> tuple[PolicyDescription, Linear | None]:
+def recognize(
+    chain: Chain, width: int, context: ReadContext, library: str, version: str = ""
+) -> tuple[PolicyDescription, Linear | None]:
     """Return the chain as a policy of `width` observations, and the half of its last layer that a slice drops, if any.
 
-    The std of the description is still empty: `complete` adds it.
+    The std of the description is still empty: `complete` adds it. With the user's temperature a last softmax is left
+    out, as its outputs are the same logits but for a constant.
     """
     if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
@@ -100,12 +103,15 @@ def recognize(chain: Chain, width: int, library: str, version: str = "") -> tupl
         output, unused = _slice_output(network.output, steps.pop(0))
         network = replace(network, output=output)
     is_choice = bool(steps) and steps[-1].name == "argmax"
-    while is_choice and _next_name(steps) == "softmax":  # which keeps the order
+    has_logits = context.options.temperature is not None
+    while (is_choice or has_logits) and _next_name(steps) == "softmax":  # which keeps the order, and the probabilities
         steps.pop(0)
     mean_clip = None if is_choice else _take_clip(steps)
     actions = _take_actions(steps, len(network.output.bias))
     if steps:
-        raise CannotCopyError(f"{_next_name(steps)} follows its last layer")
+        is_softmax = _next_name(steps) == "softmax"
+        hint = ": add --temperature 1 if its outputs are probabilities of choices" if is_softmax else ""
+        raise CannotCopyError(f"{_next_name(steps)} follows its last layer{hint}")
     policy = PolicyDescription(
         library, version, "perceptron", network, actions,
         squashed=bool(actions.low), normalizer=normalizer, mean_clip=mean_clip,

@@ -35,7 +35,7 @@ def read(model: Any, context: ReadContext) -> PolicyDescription:
     graph = model.graph
     width, input_name = _find_input(graph)
     output_name, chain = _Graph(graph, input_name, width).find_action()
-    policy, unused = recognize(chain, width, "ONNX", f"{model.producer_name} {model.producer_version}".strip())
+    policy, unused = recognize(chain, width, context, "ONNX", f"{model.producer_name} {model.producer_version}".strip())
     std = None
     context.notes += unused_outputs_note((output.name for output in graph.output), output_name)
     is_braxs = policy.squashed and len(graph.output) == 1 and "pytorch" not in model.producer_name

@@ -27,7 +27,7 @@ def read(archive: zipfile.ZipFile, context: ReadContext) -> PolicyDescription:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     code = _Code(archive, find_root(archive), read_torch_pickle(archive, "constants"))
     chain = _trace(code, read_torch_pickle(archive, "data"), context).chain
-    policy, unused = recognize(chain, _width(chain), "TorchScript")
+    policy, unused = recognize(chain, _width(chain), context, "TorchScript")
     return complete(policy, context, unused)
 
 
