@@ -157,6 +157,20 @@ def test_the_plan_goes_on_where_it_was():
     assert acting.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
 
 
+def test_act_keeps_its_plan_until_an_episode_begins():
+    """To the bit as an actor does that is kept by hand."""
+    made = planner(samples=20)
+    by_hand, alone, states = made.actor(1, 2), made.actor(1, 1), np.array([[[1.0], [2.0]], [[0.5], [-1.0]]], np.float32)
+    for seen in states:
+        assert np.array_equal(made.act(seen), made.to_environment(by_hand(seen)))
+        assert np.array_equal(made.act(seen[1]), made.to_environment(alone(seen[1:]))[0])
+    for begins in (np.array([True, False]), True, False):
+        by_hand.reset_memory(np.full(2, begins))
+        assert np.array_equal(made.act(states[0], begins), made.to_environment(by_hand(states[0])))
+    made.watch(None)
+    assert np.array_equal(made.act(states[0]), made.to_environment(made.actor(1, 2)(states[0])))
+
+
 def test_a_plan_outlasts_a_rollout_and_ends_with_its_episode(cheetah):
     """A collector's rollouts are short, and it carries on only the memory of actors that it knows to have one."""
     assert isinstance(cheetah.actor(1, 1), RecurrentActor)

@@ -110,6 +110,7 @@ class Planner:
     score: Score
     search: Search = field(default_factory=Search)
     tally: Tally = field(default_factory=Tally)
+    _memories: dict[int, Any] = field(default_factory=dict, init=False, repr=False)  # of `act`, by the number of rows
 
     @property
     def observation_size(self) -> int:
@@ -119,10 +120,19 @@ class Planner:
     def actions(self) -> ActionSpace:
         return self.prior.actions
 
-    def act(self, observation: np.ndarray) -> np.ndarray:
-        """Plan for one observation `[O]`, without memory of earlier steps, and return the environment's action."""
+    def act(self, observation: np.ndarray, begins: bool | np.ndarray = False) -> np.ndarray:
+        """Plan for one observation `[O]`, or for several `[N, O]`, and return the environment's action.
+
+        begins: whether an episode begins with this observation, or with each of several, `[N]`. Where none begins, the
+        search goes on from its plan of the call before. `watch` forgets all plans.
+        """
         rows = np.atleast_2d(np.asarray(observation, np.float32))
-        sent = self.to_environment(self.actor(1, len(rows))(rows))
+        actor = self.actor(1, len(rows))
+        if len(rows) in self._memories:
+            actor.memory = self._memories[len(rows)]
+        actor.reset_memory(np.full(len(rows), begins, bool))
+        sent = self.to_environment(actor(rows))
+        self._memories[len(rows)] = actor.memory
         if self.actions.kind == "discrete":  # one choice, which the environment may count from another number than 0
             space = getattr(self.model, "space", self.actions)
             sent = to_env_numbers(sent, space).astype(np.int64)[:, 0]
@@ -136,6 +146,7 @@ class Planner:
     def watch(self, envs: Any) -> None:
         """Let a model that simulates in copies copy these environments."""
         self.model.watch(envs)
+        self._memories.clear()
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "Planning | Choosing":
         return (Choosing if self.actions.kind == "discrete" else Planning)(self, count, generator)
