@@ -194,6 +194,7 @@ ROOMS = [
     Mutant("readers/pickles.py", "> MAX_OPCODES:", "> 10 * MAX_OPCODES:", "tests/readers/test_formats_limits.py", "a short pickle makes many small things"),
     Mutant("readers/pickles.py", "isinstance(key, tuple | frozenset)", "False", "tests/readers/test_formats_limits.py", "a short pickle hashes without end"),
     Mutant("readers/rllib.py", "if scaled is False or squashed:", "if squashed:", "tests/readers/test_formats_rllib.py", "RLlib's actions that are not scaled"),
+    Mutant("readers/rllib.py", 'scaling.get("clip_actions") is not False', "True", "tests/readers/test_formats_rllib.py", "RLlib's actions that are not clipped"),
     Mutant("readers/rllib.py", "if scaled is False and squashed:", "if False:", "tests/readers/test_formats_rllib.py", "RLlib's SAC whose actions are not scaled"),
     Mutant("readers/rllib.py", "raw.bias + np.log(half)", "raw.bias", "tests/readers/test_formats_rllib.py", "std of RLlib in units of [-1, 1]"),
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),

@@ -22,7 +22,15 @@ from repolicy.errors import FileError, UsageError
 from repolicy.priors.finding import RLLIB, find_policy
 from repolicy.priors.opening import load_policy
 from repolicy.readers.description import CannotCopyError
-from repolicy.readers.rllib import ACTIONS_PIPELINE, ACTIONS_SCALER, ARGUMENTS, FILTER, PIPELINE
+from repolicy.readers.rllib import (
+    ACTIONS_PIPELINE,
+    ACTIONS_SCALER,
+    ARGUMENTS,
+    FILTER,
+    GREEDY_NOTE,
+    PIPELINE,
+    SCALED_NOTE,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
 ACTIONS = Box(-1.0, 1.0, (2,))
@@ -199,28 +207,33 @@ def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
         describe(bounded)
 
 
-def record_scaling(folder: Path, scales: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write into a checkpoint's folder whether its actions are scaled."""
+def record_scaling(folder: Path, scales: bool, monkeypatch: pytest.MonkeyPatch, clips: bool = False) -> None:
+    """Write into a checkpoint's folder whether its actions are scaled, or only clipped."""
     pipeline = folder / ACTIONS_PIPELINE
     pipeline.mkdir(parents=True)
     kind = class_named(monkeypatch, f"ray.actions.{ACTIONS_SCALER}")
-    connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": False})]
+    connectors = [(kind, (), {"normalize_actions": scales, "clip_actions": clips})]
     (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": connectors})}))
 
 
-@pytest.mark.parametrize("scales", [False, True])
-def test_whether_actions_are_scaled_stands_in_the_checkpoint(
-    write: Any, scales: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bound", [1.0, 0.8])
+@pytest.mark.parametrize(("scales", "clips"), [(False, False), (False, True), (True, False)])
+def test_whether_actions_are_scaled_or_clipped_stands_in_the_checkpoint(
+    write: Any, scales: bool, clips: bool, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, state = made(4)
-    write(state, Box(-2.0, 2.0, (2,)))
+    state["pi.net.mlp.0.bias"][:2] += 0.9  # means beyond the bounds
+    write(state, Box(-bound, bound, (2,)))
     folder, obs = into_folder(tmp_path), observations(5)
-    record_scaling(folder, scales, monkeypatch)
+    record_scaling(folder, scales, monkeypatch, clips)
     described = describe(folder / RLLIB)
     with torch.no_grad():
         loc, log_std = net(obs).chunk(2, -1)
-    factor = 2.0 if scales else 1.0
+    factor = bound if scales else 1.0
     assert_scored(described, obs, torch.distributions.Normal(factor * loc, factor * log_std.exp()))
+    sent = (factor * loc).clamp(-bound, bound) if scales or clips else loc
+    assert (loc > 1.0).any()
+    assert_equal(mean(described, obs), sent)
     assert not any("scaled" in note for note in described.notes)
 
 
@@ -234,7 +247,9 @@ def test_what_sac_sends_is_scaled_only_where_the_checkpoint_says_so(
     record_scaling(folder, scales, monkeypatch)
     with torch.no_grad():
         loc = net.double()(obs.double()).chunk(2, -1)[0]
-    assert_equal(mean(describe(folder / RLLIB), obs), (2.0 if scales else 1.0) * torch.tanh(loc).numpy())
+    described = describe(folder / RLLIB)
+    assert_equal(mean(described, obs), (2.0 if scales else 1.0) * torch.tanh(loc).numpy())
+    assert SCALED_NOTE not in described.notes
 
 
 def test_sac(write: Any) -> None:
@@ -251,7 +266,7 @@ def test_sac(write: Any) -> None:
         slope = torch.log(1.0 - torch.tanh(before) ** 2).sum(-1)
     described = describe(path)
     assert described.kind == "SAC"
-    assert any("RLlib itself leaves out SAC's tanh" in note for note in described.notes)
+    assert {GREEDY_NOTE, SCALED_NOTE} <= {*described.notes}
     assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope)
     assert_equal(mean(described, obs), low + (torch.tanh(loc).numpy() + 1.0) / 2.0 * (high - low))
 
@@ -267,6 +282,8 @@ def test_choices(write: Any) -> None:
 def test_the_activation_is_that_of_the_settings(write: Any) -> None:
     relu = describe(write(made(4)[1], fcnet_activation="relu"))
     assert relu.actor.activation == "relu"
+    with pytest.raises(CannotCopyError, match="its activation is linear"):
+        describe(write(made(4)[1], fcnet_activation=None))
     state = made(4)[1]
     state |= named("pi.net.mlp", mlp((7, 6, 4), nn.ReLU))
     with pytest.raises(CannotCopyError, match="its head has another activation .*, file.py:act$"):

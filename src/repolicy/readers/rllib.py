@@ -78,8 +78,8 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     actions = actions_of(arguments["action_space"])
     body = _encoders(tensors)[0]
     head = sequential_layers(tensors, HEAD, NORM_EPSILON)
-    recorded = canonical_activation(config.get("fcnet_activation", "tanh"))
-    if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu")) != recorded:
+    recorded = canonical_activation(config.get("fcnet_activation", "tanh") or "linear")
+    if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu") or "linear") != recorded:
         raise UnknownActivationError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
     network = make_perceptron([*sequential_layers(tensors, body, NORM_EPSILON), *head], None, activation)
@@ -102,13 +102,17 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
         std = Std("head", raw, "exp", low, high)
     else:
         std = Std("vector", finite_float32(tensors[LOG_STD], LOG_STD), "exp", low, high)
-    policy = replace(policy, actor=network, std=std, squashed=squashed, clips=not squashed)
+    scaling = dict(_connectors(context, ACTIONS_PIPELINE)).get(ACTIONS_SCALER, {})
+    scaled = scaling.get("normalize_actions")
+    clips = not squashed and (scaled is not False or scaling.get("clip_actions") is not False)
+    policy = replace(policy, actor=network, std=std, squashed=squashed, clips=clips)
     if set(actions.low) == {-1.0} and set(actions.high) == {1.0}:
         return policy
-    scaled = dict(_connectors(context, ACTIONS_PIPELINE)).get(ACTIONS_SCALER, {}).get("normalize_actions")
     if scaled is False and squashed:  # the environment gets what tanh gives
         ones = (1.0,) * len(actions.low)
         return replace(policy, actions=replace(actions, low=tuple(-one for one in ones), high=ones))
+    if squashed and scaled is None:
+        context.notes.append(SCALED_NOTE)
     if scaled is False or squashed:
         return policy
     return _to_bounds(policy, std, context, is_recorded=scaled is not None)
