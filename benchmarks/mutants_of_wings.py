@@ -185,6 +185,7 @@ WINGS = [
     Mutant("hosts/normalized_critic.py", "self._set_parameters(self._in_reward_units(normalized))", "pass", "tests/hosts/test_sb3.py", "a saved critic in a unit that nobody else knows"),
     Mutant("hosts/normalized_critic.py", "self._set_statistics([INITIAL_COUNT, 0.0, 1.0])", "self._set_statistics([0.0, 0.0, 1.0])", "tests/hosts/test_sb3.py", "a critic of plain PPO whose values change with the first unit"),
     Mutant("hosts/normalized_critic.py", "if all(map(torch.allclose, self._in_reward_units(normalized), self.parameters)):", "if True:", "tests/hosts/test_sb3.py", "a critic that was trained elsewhere, in the unit of before"),
+    Mutant("hosts/measuring.py", "in self.by_mean[:-1]) < WORTH_EPISODES", "in self.by_mean[:-1]) >= 0", "tests/hosts/test_looks.py", "every look of a host may find a worth by chance"),
     Mutant("hosts/measuring.py", "max(1.0, self.envs.wish_weight)", "1.0", "tests/hosts/test_measuring.py", "a host's wish whose weight does nothing"),
     Mutant("hosts/rsl_rl_dial.py", "self._add_wish_rewards(obs)", "pass", "tests/hosts/test_rsl_rl.py", "a wish of a file that a dial does not pay"),
     Mutant("hosts/rsl_rl_envs.py", "torch.where(ended.unsqueeze(-1), before, after)", "after", "tests/hosts/test_rsl_rl.py", "a wish paid for how the next episode begins"),

@@ -27,7 +27,7 @@ from repolicy.prepare.states import (
     density_of_states,
 )
 from repolicy.prepare.weights import Shape, WeightFinder
-from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, ReturnsAndNats, Worth, Worths, worth_of
+from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, Worths, worths_of
 from repolicy.readers.reading import errors_in_python_terms, in_python_terms
 from repolicy.report.host_page import host_verdict, to_evaluation
 from repolicy.report.verdict import Pair
@@ -202,16 +202,10 @@ class PriorEpisodes:
 
         A wish that weighs more than 1 is measured at weight 1, as in the engine.
         """
-
-        def worth(name: str, unit: float = 1.0) -> Worth | None:
-            by_mean, sampled = (
-                ReturnsAndNats(_concatenate(each, name) / unit, _concatenate(each, "nats"))
-                for each in (self.by_mean, self.sampled)
-            )
-            return worth_of(by_mean, sampled)
-
-        worth_in_addon = worth("addon", max(1.0, self.envs.wish_weight))
-        return Worths(worth("basic"), worth_in_addon, float(_concatenate(self.sampled, "lengths").mean()))
+        names = ("basic", "addon", "nats", "lengths")
+        by_mean, sampled = ({name: _concatenate(each, name) for name in names} for each in (self.by_mean, self.sampled))
+        is_first_look = sum(len(each.nats) for each in self.by_mean[:-1]) < WORTH_EPISODES
+        return worths_of(by_mean, sampled, is_first_look, max(1.0, self.envs.wish_weight))
 
     def typical_addon(self) -> np.ndarray:
         """Return the root mean square of the add-on over sampled steps."""

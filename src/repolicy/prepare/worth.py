@@ -6,6 +6,7 @@ sampled episodes. This is exact without discount, also where episodes end early;
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +22,7 @@ MAX_EPISODE_STEPS = 1_000
 # Standard errors above 0 at which a worth counts. Each look at more episodes is another chance to find what is none.
 FIRST_ERRORS, LATER_ERRORS = 2.0, 3.0
 MIN_NATS = 1e-6  # with fewer nats nothing can be measured: the policy has no noise, or is far from soft-optimal
+Episodes = Mapping[str, np.ndarray]  # arrays `[E]`: basic, addon (where there is one), nats and lengths
 
 
 @dataclass(frozen=True)
@@ -132,18 +134,25 @@ def measure_worths(
 def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     """Return the worths by the episodes of all rounds together."""
     by_mean, sampled = zip(*rounds, strict=True)
+    names = ("basic", "lengths") if by_mean[0].addon is None else ("basic", "addon", "lengths")
 
-    def pooled(evaluations: tuple[Evaluation, ...], reward: str) -> ReturnsAndNats:
-        returns = np.concatenate([getattr(each, reward) for each in evaluations])
-        return ReturnsAndNats(returns, np.concatenate([nats_of(each) for each in evaluations]))
+    def pooled(evaluations: tuple[Evaluation, ...]) -> dict[str, np.ndarray]:
+        arrays = {name: np.concatenate([getattr(each, name) for each in evaluations]) for name in names}
+        return arrays | {"nats": np.concatenate([nats_of(each) for each in evaluations])}
 
-    def worth_in(reward: str) -> Worth | None:
-        return worth_of(pooled(by_mean, reward), pooled(sampled, reward))
-
-    length = float(np.mean([each.lengths for each in sampled]))
     steps = sum(each.environment_steps for each in by_mean + sampled)
-    errors = FIRST_ERRORS if len(rounds) == 1 else LATER_ERRORS
-    return Worths(worth_in("basic"), None if by_mean[0].addon is None else worth_in("addon"), length, steps, errors)
+    return worths_of(pooled(by_mean), pooled(sampled), is_first_look=len(rounds) == 1, steps=steps)
+
+
+def worths_of(by_mean: Episodes, sampled: Episodes, is_first_look: bool, unit: float = 1.0, steps: int = 0) -> Worths:
+    """Return the worths by all episodes so far; the add-on's rewards are divided by `unit`."""
+
+    def worth_in(reward: str, unit: float = 1.0) -> Worth | None:
+        return worth_of(*(ReturnsAndNats(each[reward] / unit, each["nats"]) for each in (by_mean, sampled)))
+
+    worth_in_addon = worth_in("addon", unit) if "addon" in sampled else None
+    errors = FIRST_ERRORS if is_first_look else LATER_ERRORS
+    return Worths(worth_in("basic"), worth_in_addon, float(sampled["lengths"].mean()), steps, errors)
 
 
 def _evaluate_both(
