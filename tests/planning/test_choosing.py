@@ -17,7 +17,7 @@ import repolicy
 from repolicy.addons.addon import Addon, AddonTerm, combine_addons
 from repolicy.cli.main import main
 from repolicy.envs.making import make_envs
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.evaluation import evaluate
 from repolicy.planning import asking, keeping
 from repolicy.planning.asking import CANDIDATES, SEED, best_of_trials, candidates, mean_reward, plan
@@ -71,6 +71,16 @@ def test_a_choice_is_the_environments_own():
     chosen = made.act(seen)
     assert (chosen, chosen.dtype, np.ndim(chosen)) == (6, np.int64, 0)
     env.step(chosen)
+
+
+def test_what_a_copy_raises_is_one_sentence(monkeypatch):
+    score = Score(Addon((AddonTerm("paid", paid),)), 0.5, 0.0, 0.9, None, None)
+    policy = Policy(PolicySpec(1, ActionSpace("discrete", (2,), (5.0,)), "categorical", hidden=()))
+    made = Planner(policy, CopyModel(f"{__name__}:FromFive"), score, Search(samples=30, horizon=2))
+    made.watch(FromFive())
+    monkeypatch.setattr(FromFive, "step", lambda self, action: [][0])
+    with pytest.raises(RepolicyError, match="environment .*FromFive' failed: IndexError"):
+        made.act(np.zeros(1))
 
 
 def test_how_long_a_step_lasts_is_not_made_up():

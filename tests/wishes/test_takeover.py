@@ -114,6 +114,24 @@ def test_a_choice_that_the_environment_has_not_is_refused(space: Any, right: lis
             env.step(proposed)
 
 
+def test_a_choice_can_be_looked_up_in_a_dict_and_what_an_environment_raises_is_one_sentence() -> None:
+    class Looking(Taking):
+        def step(self, action: Any) -> Any:
+            return super().step({1: 10, 2: 20}[action])
+
+        def reset(self, **options: Any) -> Any:
+            assert options.get("seed") != 5
+            return super().reset(**options)
+
+    env = Takeover(Looking(gymnasium.spaces.Discrete(3, start=1)), push)
+    env.reset()
+    assert env.step(np.array(2))[-1]["took"] == 20
+    with pytest.raises(RepolicyError, match="the environment failed: KeyError: "):
+        env.step(np.array(3))
+    with pytest.raises(RepolicyError, match="the environment failed: AssertionError"):
+        env.reset(seed=5)
+
+
 def test_a_dict_is_not_recorded() -> None:
     class Dicts(gymnasium.ObservationWrapper):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})

@@ -109,7 +109,8 @@ class CopyModel(Model):
     def advance(self, envs: list[Any], actions: np.ndarray) -> Simulated:
         """Step environments in place."""
         sent = to_env_actions(actions, self.space, self._own)
-        steps = [env.step(action) for env, action in zip(envs, sent, strict=True)]
+        with in_one_sentence(f"environment {self.name!r} failed"):
+            steps = [env.step(action) for env, action in zip(envs, sent, strict=True)]
         observations, _, terminated, _, infos = zip(*steps, strict=True)
         parts = stack_observations(self._observed, observations)  # an environment may give them in another order
         rows = flatten_observations(parts, len(envs), self._keys)

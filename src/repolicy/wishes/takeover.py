@@ -43,7 +43,8 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, in which the policy acts first."""
-        observation, info = self.env.reset(**options)
+        with in_one_sentence("the environment failed"):
+            observation, info = self.env.reset(**options)
         self._observation, self.acts, self._steps = _flat_copy(observation), False, 0
         self._episode += 1
         return observation, info
@@ -63,7 +64,8 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         if isinstance(space, gymnasium.spaces.Box):  # clip the person's numbers; the policy's stay as they are
             own = action != np.asarray(proposed, space.dtype).reshape(space.shape)
             action = np.where(own, np.clip(action, space.low, space.high), action)
-        observation, reward, terminated, truncated, info = self.env.step(action.copy())
+        with in_one_sentence("the environment failed"):  # a single choice is sent as a number, not as an array `[]`
+            observation, reward, terminated, truncated, info = self.env.step(action.copy()[()])
         after = _flat_copy(observation)
         if self.record:
             self.record.add(Step(self._episode, self._observation, action, np.asarray(proposed), after, self.acts))
