@@ -27,6 +27,8 @@ SQUASHED = squashed("fc_mean", "fc_logstd")
 GAUSSIAN = named("actor_mean", mlp((5, 8, 2), nn.Tanh)) | {"actor_logstd": torch.zeros(1, 2)}
 CHOICE = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1), nn.ELU))
 VALUES = named("network", mlp((5, 8, 6), nn.ReLU))
+REFUSED = "is taken for a policy of choices, which has no std: leave --std out"
+CHOICES = f'{REFUSED}, or say which tensors are what, such as --layout "actor'
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what a file does not tell
@@ -250,8 +252,10 @@ def test_what_numpy_and_pathlib_give_is_taken(td3: Path) -> None:
         ("td3.pth --std 1e60", "--std is 1e+60; it must be above 0"),
         ("td3.pth --std fit", "--std fit needs recorded actions of this policy"),
         ("td3.pth --std 0.2 --demonstrations nofile.npz", "--demonstrations goes with --std fit"),
-        ("dqn.pth --std 0.3", "dqn.pth has its own std, or needs none: leave --std out"),
-        ("dqn.pth --std 0.3 --temperature 0.1", "dqn.pth has its own std, or needs none: leave --std out"),
+        ("dqn.pth --std 0.3", f"dqn.pth {CHOICES}=network, activation=NAME"),
+        ("dqn.pth --std fit --demonstrations seen.npz", f"dqn.pth {CHOICES}=network, activation=NAME"),
+        ("dqn.pth --std 0.3 --temperature 0.1", f"dqn.pth {CHOICES}=network, activation=NAME"),
+        ("ppo.pth --std 0.3", f"ppo.pth {CHOICES}=actor, activation=NAME"),
     ],
 )
 def test_inspect_refuses_what_evaluate_refuses(
@@ -259,6 +263,7 @@ def test_inspect_refuses_what_evaluate_refuses(
 ) -> None:
     monkeypatch.chdir(td3.parent)
     saved(Path("dqn.pth"), named("network", mlp((4, 8, 2), nn.ReLU)))
+    saved(Path("ppo.pth"), named("actor", mlp((4, 8, 2), nn.Tanh)) | named("critic", mlp((4, 8, 1), nn.Tanh)))
     assert sentence in refused(capsys, 2, "inspect", *words.split())
 
 

@@ -18,7 +18,7 @@ from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
-from repolicy.readers.context import ReadContext
+from repolicy.readers.context import NoTemperatureError, ReadContext
 from repolicy.readers.description import CannotCopyError, PolicyDescription, UnknownActivationError
 from repolicy.readers.perceptrons import first_names
 from repolicy.readers.pickles import DAMAGE_ERRORS, PICKLE_MAGIC, ZIP_MAGIC, ObjectStub, load, open_zip, short_repr
@@ -142,8 +142,14 @@ class PolicyFile:
             if hint and options.layout is None and not isinstance(error, UnknownActivationError):
                 hint += self._layout_hint()
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
+        except NoTemperatureError:
+            if options.std is None:
+                raise
+            raise self._no_std_error(options) from None
         except DAMAGE_ERRORS as error:
             raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
+        if options.std is not None and description.actions.kind == "discrete":
+            raise self._no_std_error(options)
         for unused in sorted({"std", "temperature", "file_activation"} - context.used_options):
             if getattr(options, unused) not in (None, "fit"):
                 word = unused.replace("_", "-")
@@ -151,6 +157,11 @@ class PolicyFile:
         if self.embedded is not None and not self.embedded.is_as_exported:
             context.notes.append(CHANGED_NOTE)
         return replace(description, notes=tuple(context.notes))
+
+    def _no_std_error(self, options: Options) -> UsageError:
+        """Return the error that refuses --std for a policy that is read as one of choices."""
+        hint = self._layout_hint() if self.format == "mapped" and options.layout is None else ""
+        return UsageError(f"{self.path} is taken for a policy of choices, which has no std: leave --std out{hint}")
 
     def _layout_hint(self) -> str:
         """Return the end of a message that suggests a --layout for this file; empty where none is likely."""
