@@ -96,6 +96,14 @@ def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
     algorithm = runners.runner(algorithm=how, distribution={"std_type": "log"}).alg
     log_std = algorithm.get_policy().distribution.log_std_param
     assert pushed(algorithm.optimizer, log_std) == pytest.approx(speed, rel=1e-3)
+    gsde = InSb3(sb3_models.trained(use_sde=True), use_sde=True, **weights).started
+    assert gsde.policy.log_std.dim() == 2
+    assert pushed(gsde.policy.optimizer, gsde.policy.log_std) == pytest.approx(1.0, rel=1e-3)
+    features = small_policy(hidden=(16, 16), family="features_gaussian")
+    algorithm = runners.runner(algorithm=runners.residual(features, **weights), actor=runners.POLICY_ACTOR).alg
+    log_std = algorithm.get_policy().distribution.log_std
+    assert log_std.dim() == 2
+    assert pushed(algorithm.optimizer, log_std) == pytest.approx(1.0, rel=1e-3)
 
 
 @hosts

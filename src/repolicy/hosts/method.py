@@ -40,7 +40,12 @@ LATER_AVERAGING = 0.05  # share of the newest rollout in the running mean of "la
 
 
 def accelerate_std(optimizer: torch.optim.Optimizer, log_std: Tensor, samples: int) -> None:
-    """Make an optimizer's steps of `log_std` longer, as the engine's are with this number of samples an update."""
+    """Make an optimizer's steps of `log_std` longer, as the engine's are with this number of samples an update.
+
+    A matrix of gSDE keeps its steps, as in the engine.
+    """
+    if log_std.dim() > 1:
+        return
     before = log_std.detach().clone()
 
     def save_log_std(*_: Any) -> None:
