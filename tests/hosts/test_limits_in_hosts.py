@@ -246,6 +246,22 @@ def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
     assert started.alg.steering.kept_limit == "basic_reward>=1.8"
 
 
+class Costly(Drift):
+    """Its info tells a part of its reward, as Gymnasium's robots do."""
+
+    def step(self, action: Any) -> Any:
+        *found, info = super().step(action)
+        return *found, info | {"reward_ctrl": -1.0}
+
+
+def test_a_limit_on_a_part_of_the_reward_is_logged_by_its_name() -> None:
+    env = DummyVecEnv([Costly] * 4)
+    model = InSb3(env=env, limits="reward_ctrl>=-0.5").started.learn(32, log_interval=None)
+    logged = model.logger.name_to_value
+    assert logged["limit/reward_ctrl>=-0.5"] == -1.0
+    assert {"multiplier/reward_ctrl>=-0.5", "residual/task", "residual/prior_kl"} <= logged.keys()
+
+
 class Wished(Drift):
     """Its info tells an add-on, and no episode ends early."""
 

@@ -336,8 +336,8 @@ class ResidualPPO(PPO):
         """Normalize the buffer's returns and values for the critic, and log the rollout's metrics."""
         self.method.credit(torch.from_numpy(buffer.returns), torch.from_numpy(buffer.values))
         for name, value in self.method.iteration_metrics().items():
-            key = name.replace("_", "/", 1) if name.startswith(("limit_", "multiplier_")) else f"residual/{name}"
-            self.logger.record(key.replace("/reward_", "/"), value)
+            group = "" if name.startswith(("limit_", "multiplier_")) else "residual_"
+            self.logger.record((group + name.removeprefix("reward_")).replace("_", "/", 1), value)
 
     def prior_observations(self, observations: Any) -> Any:
         """Return observations `[T, N, ...]` in the form that the prior takes."""
