@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from repolicy import save_policy
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped, to_repolicy
-from repolicy.objective import reformulated
+from repolicy.objective import full, reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies import ActionSpace
 from repolicy.policies.modulated import ConditionedPolicy
@@ -380,8 +380,9 @@ def test_an_add_on_that_nothing_pays_is_refused() -> None:
     def with_addon() -> WithAddon:
         return WithAddon(Unclipped(Drift()), quiet)
 
-    with pytest.raises(UsageError, match="WithAddon alone leaves the environment's own reward: wrap it in "):
-        residual(env=DummyVecEnv([with_addon] * 4), prior=small_policy())
+    for wrong in (with_addon, lambda: TaskReward(with_addon(), full(0.1))):
+        with pytest.raises(UsageError, match="pays its own reward, .*: wrap WithAddon in .*TaskReward, without an obj"):
+            residual(env=DummyVecEnv([wrong] * 4), prior=small_policy())
     env = DummyVecEnv([lambda: TaskReward(with_addon())] * 4)
     residual(env=env, prior=small_policy())
     env.reset()

@@ -162,8 +162,8 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
         what = "the environment is VecNormalize(norm_reward=True) or wrapped in NormalizeReward"
         raise UsageError(f"{what}, and the scale of what omega and alpha weigh would move: leave that out")
     if env.has_attr("pays_addon") and not all(env.get_attr("pays_addon")):
-        what = "WithAddon alone leaves the environment's own reward"
-        raise UsageError(f"{what}: wrap it in repolicy.rql.wrapping.TaskReward")
+        remedy = "wrap WithAddon in repolicy.rql.wrapping.TaskReward, without an objective"
+        raise UsageError(f"the environment pays its own reward, and must pay the add-on's alone: {remedy}")
     moving = normalized is not None and normalized.norm_obs and normalized.training
     if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
         remedy = "take a VecNormalize with the statistics that it was trained with, and set training = False"

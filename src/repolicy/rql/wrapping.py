@@ -71,11 +71,10 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     Without an objective the reward is the add-on's. The environment's own reward is stored in info["basic_reward"].
     """
 
-    pays_addon = True
-
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective | None = None) -> None:
         super().__init__(env)
         self.objective, self._name = objective or residual(), type(env.unwrapped).__name__
+        self.pays_addon = not self.objective.reads_basic  # read by hosts: whether the reward is the add-on's alone
 
     def reset(self, **options: Any) -> Any:
         with ENV_CALL.calling(self._name):
@@ -154,7 +153,7 @@ def training_env(
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment with the reward of add-ons in its info; an add-on is a function or a name, as for `customize`."""
 
-    pays_addon = False  # read by hosts: only a TaskReward around it makes this the reward
+    pays_addon = False  # only a TaskReward around it makes this the reward
 
     def __init__(self, env: gymnasium.Env[Any, Any], *addons: str | Callable[..., Any]) -> None:
         super().__init__(env)
