@@ -10,7 +10,7 @@ import pytest
 import torch
 from known_optimum import as_policy, gain_and_std, optimum
 from linear_world import OMEGA, augmented, planner
-from tiny_envs import CONTROL, DYNAMICS, constant, tiny
+from tiny_envs import CONTROL, DYNAMICS, Endless, constant, tiny
 from typed_commands import refused, with_few_states
 
 import repolicy
@@ -133,6 +133,20 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
     assert (score.omega, score.states) == pytest.approx((0.5 * omega, 0.2 * states))
     assert (score.value is not None) == has_value
     assert f"omega is {score.omega:.3g}" in told
+
+
+def very_long():
+    return gymnasium.wrappers.TimeLimit(Endless(), 4_000)
+
+
+@pytest.mark.parametrize(("env", "envs", "steps"), [(tiny("Endless"), 64, 1_000), (f"{__file__}:very_long", 16, 4_000)])
+def test_the_priors_last_states_are_seen_too_where_episodes_are_long(monkeypatch, env, envs, steps):
+    """In as many steps in all."""
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 20)
+    policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=()))
+    ages = np.concatenate([rollout.ages for rollout in rollouts_in(policy, env, 0)])
+    assert ages.shape == (steps, envs)
+    assert ages.max() == steps
 
 
 def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypatch):

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Rollout
+from repolicy.envs import Rollout, probe_env
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies import Adam, Mlp, Policy
 from repolicy.policies.density import ends_are_usual
-from repolicy.prepare.states import count_episodes, prior_rollouts
+from repolicy.prepare.states import count_episodes, env_count, prior_rollouts
 from repolicy.runs import Request, Settings
 
 MINIBATCH, LEARNING_RATE = 512, 1e-2  # the initial rate, which falls linearly to 0
@@ -49,9 +49,14 @@ NETWORKS = 4  # the value is their mean, because a planner exploits the errors o
 
 
 def rollouts_in(prior: Policy, env: str, seed: int, steps: int = Settings().steps) -> list[Rollout]:
-    """Collect rollouts of the prior's sampled actions, in as many environments as before a run of so many steps."""
-    with closing(prior_rollouts(prior, Request(env, residual(), Settings(seed=seed, steps=steps)))) as rollouts:
-        return [*islice(rollouts, BLOCKS)]
+    """Collect rollouts of the prior's sampled actions, in as many environments as before a run of so many steps.
+
+    Where episodes are long, there are fewer environments, and more rollouts of each.
+    """
+    limit = probe_env(env).limit
+    blocks = BLOCKS * env_count(steps, None) // env_count(steps, limit)
+    with closing(prior_rollouts(prior, Request(env, residual(), Settings(seed=seed, steps=steps)), limit)) as rollouts:
+        return [*islice(rollouts, blocks)]
 
 
 def may_end(rollouts: Sequence[Rollout]) -> bool:
