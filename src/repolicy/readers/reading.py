@@ -27,7 +27,7 @@ class Options:
     file_activation: str | None = None
     """Activation of the network, where the file does not name it."""
     demonstrations: str | None = None
-    """Recorded observations and actions for `std="fit"`: an .npz file or a Minari dataset."""
+    """Recorded observations and actions for --std fit: an .npz file or a Minari dataset."""
     layout: str | None = None
     """Roles of the tensors in a checkpoint of an unknown layout, such as "actor=model.actor, log_std=model.logstd,
     activation=elu, normalizer=obs_rms"."""
