@@ -17,8 +17,7 @@ from typed_commands import SMALL, answered, refused, typed
 
 from repolicy.cli import about
 from repolicy.cli import main as cli
-from repolicy.cli.main import _normalize_words
-from repolicy.cli.options import overrides
+from repolicy.cli.options import normalize_words, overrides
 from repolicy.errors import UsageError
 from repolicy.learning import training
 from repolicy.objective import residual, soft
@@ -120,7 +119,7 @@ def test_a_run_has_the_same_folder_as_from_python(
 
 def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert _normalize_words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
+    assert normalize_words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
 
 
 def test_words_come_in_any_order_and_spelling() -> None:

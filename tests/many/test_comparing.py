@@ -323,7 +323,8 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("stdd=1", "there is no option --stdd=1; did you mean --std"),
+        ("stdd=1", "there is no option --stdd; did you mean --std"),
+        ("file_activation=relu", "a is Repolicy's own file: leave out --of-new file-activation, for"),
         ("std=x", "--std is 'x'; it must be a number"),
         ("std=0.2", "a is Repolicy's own file: leave out --of-new std, for files of other libraries\n"),
     ],

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, parse
+from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, normalize_words, parse
 from repolicy.errors import UsageError, check_counts
 from repolicy.files import check_writable
 from repolicy.readers.reading import Options
@@ -62,7 +62,7 @@ class Compare(RunsPolicy):
                 raise UsageError(f"{self.out} has a report already: name another --out")
         terminal, names = Terminal(), f"{self.old} and {self.new}"
         try:
-            new_options = parse(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
+            new_options = parse(Options, normalize_words([f"--{text}" for text in self.of_new]), "repolicy compare")
         except UsageError as error:
             raise UsageError(f"of the new policy (--of-new), {error}") from None
         with terminal.status(f"{names}: the first episodes") as status:

@@ -8,7 +8,6 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Literal, NoReturn
 
 from repolicy.cli.about import Addons, Bench, Doctor, Report
@@ -16,7 +15,7 @@ from repolicy.cli.compare_diagnose_plan import UNSAFE_VERDICTS, Compare, Diagnos
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
 from repolicy.cli.help_page import help_page
-from repolicy.cli.options import Command, Positional, complete, parse
+from repolicy.cli.options import Command, Positional, complete, normalize_words, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
@@ -128,32 +127,12 @@ def _parse_command(
         return _parse_command(arguments, f"{prog} {name}", *groups[name], groups={})
     if name not in commands:
         raise UsageError(f"there is no command {name!r}{suggest(name, [*commands, *groups])}; {prog} --help lists them")
-    command, words = commands[name], _normalize_words(arguments)
+    command, words = commands[name], normalize_words(arguments)
     if not HELP.isdisjoint(words):
         subject = "" if words[0].startswith("-") else words[0]
         print(help_page(command, f"{prog} {name}", subject))
         sys.exit(0)
     return parse(command, words, f"{prog} {name}")
-
-
-def _normalize_words(arguments: list[str]) -> list[str]:
-    """Turn `--critic_warmup=0.1` into `--critic-warmup 0.1`, and expand `~`; raise for empty words."""
-    words: list[str] = []
-    for word in arguments:
-        option, equals, value = word.partition("=")
-        flag = option.replace("_", "-")
-        if not word.startswith("--"):
-            words.append(word)
-        elif value.startswith("-"):  # without the `=`, argparse would take the value for an option
-            words.append(f"{flag}={value}")
-        else:
-            words += [flag, value] if equals else [flag]
-    for before, word in pairwise(["", *words]):
-        if not word:
-            subject = before if before.startswith("--") else "one word of the command"
-            raise UsageError(f"{subject} is empty; if you wrote a variable of your shell, it is not set")
-    # the shell expands ~ too, but not in `--out=~/runs`
-    return [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
 
 
 def _overview(prog: str, purpose: str, commands: Mapping[str, Any], groups: Mapping[str, tuple[str, Any]]) -> str:

@@ -6,12 +6,14 @@ The docstring below a field is the help of its option, and the field's default i
 import argparse
 import ast
 import inspect
+import os
 import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
@@ -294,6 +296,26 @@ def add_options(parser: argparse.ArgumentParser, command: type) -> None:
             parser.add_argument(path, **arguments)
         else:
             parser.add_argument(flag, dest=path, required=is_required, **arguments)
+
+
+def normalize_words(arguments: list[str]) -> list[str]:
+    """Turn `--critic_warmup=0.1` into `--critic-warmup 0.1`, and expand `~`; raise for empty words."""
+    words: list[str] = []
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        flag = option.replace("_", "-")
+        if not word.startswith("--"):
+            words.append(word)
+        elif value.startswith("-"):  # without the `=`, argparse would take the value for an option
+            words.append(f"{flag}={value}")
+        else:
+            words += [flag, value] if equals else [flag]
+    for before, word in pairwise(["", *words]):
+        if not word:
+            subject = before if before.startswith("--") else "one word of the command"
+            raise UsageError(f"{subject} is empty; if you wrote a variable of your shell, it is not set")
+    # the shell expands ~ too, but not in `--out=~/runs`
+    return [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
 
 
 def parse(command: type, words: Sequence[str], prog: str) -> Any:
