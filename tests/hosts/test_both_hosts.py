@@ -202,6 +202,19 @@ def test_a_checkpoint_keeps_the_states_of_the_prior(tmp_path: Path, monkeypatch:
 
 
 @hosts
+def test_a_worth_that_the_priors_file_tells_is_said_to_be_of_the_reward_that_it_was_trained_with(
+    host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = {"nat_worth": {"value": 0.5, "error": 0.01, "episodes": 64}}
+    save_policy(tmp_path / "a.safetensors", small_policy(hidden=(16, 16)), card)
+    started = host(str(tmp_path / "a.safetensors"), **UNNAMED)
+    started.learn(1)
+    assert started.method.steering.objective.omega == 0.5
+    said = "of the reward that it was trained with (where yours is scaled otherwise, name omega and alpha), and states"
+    assert said in capsys.readouterr().out
+
+
+@hosts
 def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_policy(tmp_path / f"{name}.safetensors", small_policy(hidden=(16, 16)), {})

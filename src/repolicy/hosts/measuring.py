@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -312,6 +312,7 @@ class HostWeightFinder(WeightFinder):
     """Finds weights by episodes in a host's environments; the function `prior_reward` has none."""
 
     prior_episodes: PriorEpisodes | None  # None without environments
+    if_scaled: ClassVar[str] = " (where yours is scaled otherwise, name omega and alpha)"
 
     @property
     def wish(self) -> str:

@@ -68,6 +68,9 @@ class WeightFinder(ABC):
     steps_taken: int = field(default=0, init=False)  # environment steps that this finder has run so far
     hint: ClassVar[str] = ""  # tells the user how to check that the prior acts well
     nats_have_worth: ClassVar[bool] = True
+    if_scaled: ClassVar[str] = (
+        ""  # what to do where the environment may pay in other units than the prior was trained with
+    )
 
     @property
     @abstractmethod
@@ -101,8 +104,8 @@ class WeightFinder(ABC):
         known = weights_from_card(self.card, state_size)
         if known is not None:
             has_addons = self.card.get("request", {}).get("addons")
-            reward = "the reward that it was trained with" if has_addons else "the environment's reward"
-            return known, known.omega, reward
+            its_own = f"the reward that it was trained with{self.if_scaled}"
+            return known, known.omega, its_own if has_addons or self.if_scaled else "the environment's reward"
         how = f"by episodes with its mean action and with sampled ones; with {option} named, this is not needed"
         self.say(f"measuring what a nat of the prior is worth, {how}")
         worths = self.measure_worths()
