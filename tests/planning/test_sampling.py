@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from known_optimum import DISCOUNT, as_policy
 from linear_world import OMEGA, PRIOR, augmented, first_action, looked, planner
-from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
+from tiny_envs import CONTROL, DYNAMICS, Endless, LinearQuadratic
 
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
@@ -150,6 +151,22 @@ def test_info_is_rebuilt_where_a_state_tells_it(model):
 def test_where_nothing_was_seen_the_simulation_breaks_down(model):
     far = np.array([[0.0], [2.0 * learned_model.MAX_DEVIATION]]) * model._std
     assert model.step(far, np.zeros((2, 1))).failed.tolist() == [False, True]
+
+
+class Age(Endless):
+    """One sees how many steps were done."""
+
+    def _look(self):
+        return np.array([self._steps], np.float32)
+
+
+def test_an_episode_that_is_long_is_simulated_to_its_end(monkeypatch):
+    monkeypatch.setattr(learned_model, "STEPS", 40)
+    monkeypatch.setattr(learned_model, "EPOCHS", 1)
+    env = env_name(lambda: gymnasium.wrappers.TimeLimit(Age(), 1_200))
+    model = LearnedModel(as_policy(PRIOR), env)
+    assert not model.step(np.array([[1_199.0]]), np.zeros((1, 1))).failed.any()
+    assert "from 2,400 steps of the prior" in model.note
 
 
 def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):

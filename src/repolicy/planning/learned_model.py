@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from repolicy.envs import Backend, Collector, Info, Transitions, make_envs
+from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, probe_env
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.planning.value import regression
 from repolicy.policies import Policy, one_thread
 
-ENVS, STEPS, HELD_OUT = 64, 800, 8  # environments, steps in each, and the environments that are used only for the error
+ENVS, STEPS = 64, 800  # environments, and steps in each
+LONG = 1_000  # steps; where episodes have more, fewer environments each play a whole one
+HELD_OUT = 8  # one environment of so many is used only for the error
 NETWORKS, HIDDEN, EPOCHS = 3, (256, 256), 10
 AHEAD = 8  # steps over which the error is measured
 MAX_DEVIATION = 10.0  # in stds of the prior's observations; beyond it a simulation counts as failed
@@ -31,16 +33,20 @@ class LearnedModel(Model):
 
     def __init__(self, prior: Policy, name: str, seed: int = 0) -> None:
         self.name = name
+        limit = probe_env(name).limit or 0
+        length = STEPS if limit <= LONG else min(limit, ENVS * STEPS // 2)
+        count = ENVS * STEPS // length
+        held_out = max(count // HELD_OUT, 1)
         with one_thread():
-            with closing(make_envs(name, ENVS, seed)) as envs:
-                collector = Collector(envs, STEPS, torch.Generator().manual_seed(seed), keep_transitions=True)
+            with closing(make_envs(name, count, seed)) as envs:
+                collector = Collector(envs, length, torch.Generator().manual_seed(seed), keep_transitions=True)
                 rollout = collector.collect(prior)
             steps, ended = rollout.transitions, rollout.terminated | rollout.truncated
-            self._fit(steps.map(lambda part: part[:, HELD_OUT:]), seed)
-            self.errors = self._validate(steps.map(lambda part: part[:, :HELD_OUT]), ended[:, :HELD_OUT])
+            self._fit(steps.map(lambda part: part[:, held_out:]), seed)
+            self.errors = self._validate(steps.map(lambda part: part[:, :held_out]), ended[:, :held_out])
         one, more = self.errors
         errors = f"{one:.2g} stds of an observation after a step, and by {more:.2g} after {AHEAD}"
-        self.note = f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {errors}"
+        self.note = f"the model is learnt from {count * length:,} steps of the prior; it is off by {errors}"
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         return observations.astype(np.float64)
