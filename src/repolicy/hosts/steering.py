@@ -199,7 +199,7 @@ def check_options(names: Iterable[str], *functions: Callable[..., Any]) -> None:
 
 
 def default_warmup(named: int | None, begins_as_prior: bool) -> int | None:
-    """Return the setting `critic_warmup`; where it is not named, only an actor that begins as the prior waits."""
+    """Return the setting `critic_warmup`; where it is not named, only an actor that is to begin as its prior waits."""
     return named if named is not None or begins_as_prior else 0
 
 
