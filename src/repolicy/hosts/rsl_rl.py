@@ -54,7 +54,7 @@ class ResidualPPO(PPO):
     addon: the entry of the environment's `extras` that holds the add-on `[N]`; or `wish.safetensors=10`, a learnt wish,
         or `my.py:quiet`, a function as of `repolicy customize`. Without it, the environment's own reward is the task's,
         whatever the objective calls it.
-    critic_warmup: iterations at the start that fit the critic alone; by default 5, and of the next 10 those where it lags.
+    critic_warmup: iterations that fit the critic alone; by default the first 5, and of the next 10 those where it lags.
     kl_budget: adapt omega and alpha, one number, so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the

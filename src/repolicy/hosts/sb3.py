@@ -76,7 +76,7 @@ class ResidualPPO(PPO):
         Stable-Baselines3 with the same policy as this one's; or an object with `log_prob(observations, actions)`. The
         model sees what the actor sees, the others raw observations.
     copy_prior: whether the actor begins as the prior. Without `policy_kwargs` it is built like it, too.
-    critic_warmup: iterations at the start that fit the critic alone; by default 5, and of the next 10 those where it lags.
+    critic_warmup: iterations that fit the critic alone; by default the first 5, and of the next 10 those where it lags.
     kl_budget: adapt omega and alpha, one number, so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
