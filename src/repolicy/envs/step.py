@@ -21,11 +21,14 @@ Info = dict[str, np.ndarray]
 
 
 class PartialInfo(Info):
-    """A model's info. To `get` one of the entries `unknown`, which only its environment has, raises KeyError."""
+    """A model's info. It has the entries `unknown`, which only its environment knows: to read one raises KeyError."""
 
     def __init__(self, entries: Info, unknown: frozenset[str]) -> None:
         super().__init__(entries)
         self.unknown = unknown
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self.unknown
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self.unknown else super().get(key, default)
