@@ -70,13 +70,13 @@ def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:
     """One rollout, as `learn` makes it: its rewards before they changed, and after."""
     _, callback = of._setup_learn(32)
     before: list[np.ndarray] = []
-    change = of.rollout_buffer.reformulate
+    change = of._reformulated
 
     def noted(buffer: Any) -> np.ndarray:
         before.append(buffer.rewards.copy())
         return change(buffer)
 
-    of.rollout_buffer.reformulate = noted
+    of._reformulated = noted
     of.collect_rollouts(of.env, callback, of.rollout_buffer, of.n_steps)
     return before[0], of.rollout_buffer.rewards
 

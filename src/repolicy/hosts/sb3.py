@@ -13,6 +13,7 @@ import copy
 import io
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ from repolicy.runs import BUDGETS
 from repolicy.text import printable
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
+from stable_baselines3.common.buffers import RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
@@ -83,8 +84,6 @@ class ResidualPPO(PPO):
     keep: adapt omega so that a share like 0.97 is kept of what the prior's mean action earns of `basic_reward` a step.
     host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
-
-    rollout_buffer_class: Any
 
     def __init__(
         self,
@@ -165,12 +164,9 @@ class ResidualPPO(PPO):
         )
         self.prior = read(self.prior)
         check_env(steering.objective, self.env, self.prior)
-        user_class = self.rollout_buffer_class
-        default_class = DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer
-        self.rollout_buffer_class = type("ResidualBuffer", (ReformulatedBuffer, user_class or default_class), {})
         super()._setup_model()
-        self.rollout_buffer_class = user_class  # a saved model must not name a class of ours
-        self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credit
+        buffer: Any = self.rollout_buffer
+        buffer.compute_returns_and_advantage = partial(self._compute_returns, buffer.compute_returns_and_advantage)
         self.prior = self._prepared_prior(steering.objective, self.prior)
         self.method = Method(steering, self.prior)
         self.method.normalize_critic(self.policy.value_net, self.policy.value_net)
@@ -310,6 +306,12 @@ class ResidualPPO(PPO):
         self._last_obs, self._last_episode_starts = envs.last_observations, np.ones(envs.count, bool)
         return text
 
+    def _compute_returns(self, compute: Callable[..., None], last_values: Tensor, dones: np.ndarray) -> None:
+        """Compute Stable-Baselines3's returns from the reformulated rewards."""
+        self.rollout_buffer.rewards = self._reformulated(self.rollout_buffer)
+        compute(last_values, dones)
+        self._credit(self.rollout_buffer)
+
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the reformulated rewards of a whole rollout `[T, N]`."""
         check_env(self.steering.objective, self.env, self.prior)  # a VecNormalize may have begun to train
@@ -374,19 +376,6 @@ class ResidualPPO(PPO):
             observation_size = int(np.prod(self.observation_space.shape or 0))
             prior = FlatPrior(prior, observation_size, space_of(self.action_space))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
-
-
-class ReformulatedBuffer:
-    """A mixin for rollout buffers, which changes their rewards before advantages are computed."""
-
-    reformulate: Callable[[Any], np.ndarray]
-    credit: Callable[[Any], None]
-    rewards: np.ndarray
-
-    def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
-        self.rewards = self.reformulate(self)
-        super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
-        self.credit(self)
 
 
 def _initial_policy(prior: Policy, has_head: bool) -> Policy:
