@@ -248,6 +248,10 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
         (named("cnn.0", nn.Conv2d(4, 8, 3)) | named("cnn.2", nn.Linear(9, 7)) | named("actor", nn.Linear(7, 2)), ""),
         (named("actor", nn.Linear(5, 2)) | {"norm.running_mean_std.running_mean": MEAN},
          "actor=actor, activation=NAME, normalizer=norm.running_mean_std, epsilon=1e-5, clip=5"),
+        (named("encoder.net.mlp", trunk(nn.ReLU)) | named("af.net.mlp.0", nn.Linear(7, 3)),  # RLlib's DQN
+         "actor=encoder.net.mlp+af.net.mlp, discrete=yes, activation=NAME"),
+        (named("q_network.net", mlp((5, 8, 3), nn.ReLU)) | named("target_q_network.net", mlp((5, 8, 3), nn.ReLU)),
+         "actor=q_network.net, discrete=yes, activation=NAME"),  # skrl's
     ],
 )  # fmt: skip
 def test_layers_of_a_module_of_ones_own_are_suggested_from_the_first_on(module: Any, layout: str) -> None:

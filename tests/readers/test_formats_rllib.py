@@ -295,6 +295,9 @@ def test_what_cannot_be_copied_is_one_sentence(write: Any) -> None:
     _, state = made(4)
     with pytest.raises(CannotCopyError, match="MyModule, a class whose code is not in it"):
         describe(write(state, module="mine.MyModule"))
+    memory = named("encoder.encoder.lstm", nn.LSTM(5, 7)) | named("pi.net.mlp.0", nn.Linear(7, 4))
+    with pytest.raises(CannotCopyError, match=r"the policy has a memory \(encoder.encoder.lstm.weight_ih_l0\)"):
+        describe(write(memory))
     with pytest.raises(FileError, match="its last layer has 4 outputs, and its actions need 6"):
         describe(write(state, Box(-1.0, 1.0, (3,))))
     with pytest.raises(FileError, match="4 outputs, and its actions need 3"):

@@ -231,6 +231,7 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
 NOT_ACTOR_WORDS = ("critic", "value", "target", "_old", "optim", "teacher", "disc", "q1", "q2", "qf")
 ACTOR_WORDS = ("actor", "policy", "pi", "mu", "mean", "student")
 STD_WORDS = ("std", "sigma")
+VALUES_NAMES = ("af", "q_net", "q_network", "qnet")  # modules of a DQN, the first RLlib's
 
 
 def suggest_layout(saved: Any) -> str:
@@ -261,6 +262,8 @@ def suggest_layout(saved: Any) -> str:
         name, values = next(iter(stds.items()))
         is_log = "log" in name.lower() or bool((values <= 0.0).any())
         words.append(f"log_std={name}" if is_log else f"std={name}")
+    elif not {*VALUES_NAMES}.isdisjoint(part for name in actor for part in name.lower().split(".")):
+        words.append("discrete=yes")
     words.append("activation=NAME")
     words += [f"normalizer={name}" for name in normalizers[:1]]
     if any("running_mean_std" in name for name in normalizers[:1]):  # the name in Sample Factory and rl_games

@@ -30,6 +30,7 @@ from repolicy.readers.description import (
 from repolicy.readers.perceptrons import (
     actions_of,
     canonical_activation,
+    check_no_memory,
     finite_float32,
     make_normalizer,
     make_perceptron,
@@ -44,6 +45,7 @@ RLLIB_CLASS = r"Default(\w+?)TorchRLModule"  # classes whose code is part of RLl
 HEAD, LOG_STD, BOUND = "pi.net.mlp", "pi.log_std", "pi.log_std_clip_param_const"
 SAC_BODY = "pi_encoder.net.mlp"
 BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", SAC_BODY)
+MEMORIES = [f"encoder.{part}.{kind}.weight_ih_l0" for part in ("actor_encoder", "encoder") for kind in ("lstm", "gru")]
 SAC_BOUNDS, DEFAULT_BOUND = (-5.0, 2.0), 20.0  # of a log-std
 PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
 ACTIONS_PIPELINE, ACTIONS_SCALER = Path("env_runner/module_to_env_connector"), "NormalizeAndClipActions"
@@ -65,12 +67,14 @@ GREEDY_NOTE = (
 
 
 def matches(saved: Any) -> bool:
-    """Return whether a pickle is the state of a module of RLlib's."""
-    return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_encoders(saved))
+    """Return whether a pickle is the state of a module of RLlib's, perhaps one with a memory."""
+    is_headed = isinstance(saved, dict) and f"{HEAD}.0.weight" in saved
+    return is_headed and bool(_encoders(saved) or not saved.keys().isdisjoint(MEMORIES))
 
 
 def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     tensors = tensors_of(state)
+    check_no_memory(name for name in MEMORIES if name in tensors)
     algorithm, arguments = _load_constructor(context)
     config = arguments["model_config"]  # only the settings that differ from RLlib's defaults
     if isinstance(config, ObjectStub):
