@@ -12,7 +12,7 @@ from repolicy.addons.wish_file import Features
 from repolicy.errors import FileError, RepolicyError
 from repolicy.priors.opening import open_agent
 from repolicy.wishes.learning_loop import Teaching, record
-from repolicy.wishes.record import Labels, Record, RecordFile, windows
+from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
@@ -118,6 +118,28 @@ def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: 
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(RepolicyError, match=why):
         Record.read(tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("header", "named", "is_same"),
+    [
+        ("mine.py:Env?speed=2", "../mine.py:Env?speed=2", True),
+        ("/a/mine.py:Env", "mine.py:Env", True),
+        ("mine.py:Env", "../mine.py:Other", False),
+        ("mine.py:Env", "mine.py:Env?speed=2", False),
+        ("X-v0", "X-v1", False),
+    ],
+)
+def test_a_record_in_code_is_read_from_any_folder(tmp_path: Path, header: str, named: str, is_same: bool) -> None:
+    """The code is then found where it was named."""
+    file = RecordFile(tmp_path / "r.jsonl", header, "p", (1, 1))
+    file.add(Step(0, np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), True))
+    file.close()
+    if is_same:
+        assert Record.read(tmp_path / "r.jsonl", named).env == named
+    else:
+        with pytest.raises(RepolicyError, match="is a record of .*, not of"):
+            Record.read(tmp_path / "r.jsonl", named)
 
 
 def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from repolicy.addons.wish_file import (
     Features,
     LearntWish,
     Networks,
+    are_same_env,
     check_same_env,
     network_inputs,
     open_wish,

@@ -210,11 +210,13 @@ def is_wish_file(request: str) -> bool:
     return REQUEST.fullmatch(request) is not None
 
 
+def are_same_env(one: str, other: str) -> bool:
+    """Return whether two names are of one environment. Code may have moved, or be named from another folder."""
+    return one == other or (":" in one and ":" in other and Path(one).name == Path(other).name)
+
+
 def check_same_env(request: str, env: str) -> None:
     """Raise if the wish was learnt in another environment."""
     wish = open_wish(request)
-    names = [strip_version(wish.env), strip_version(env)]
-    if all(":" in name for name in names):  # code: its file may have moved, or be named from another folder
-        names = [Path(name).name for name in names]
-    if names[0] != names[1]:
+    if not are_same_env(strip_version(wish.env), strip_version(env)):
         raise UsageError(f"the wish {request} was learnt in {printable(wish.env, 100)}, not in {env}")

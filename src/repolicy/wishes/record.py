@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from repolicy.addons import Features
+from repolicy.addons import Features, are_same_env
 from repolicy.errors import FileError, UsageError, check_counts
 from repolicy.files import check_shape, read_bytes, write_bytes
 from repolicy.readers.demonstrations import read_npz
@@ -75,13 +75,13 @@ class Record:
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
         if (format := header["record"]) > FORMAT:
             raise FileError(f"{path} has format {format}; this version reads up to {FORMAT}: upgrade repolicy")
-        if env not in ("", header["env"]):
+        if env and not are_same_env(env, header["env"]):
             raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
         for number, line in enumerate(lines, 2):
             check_shape(line, {"dropped": int} if "dropped" in line else LINE, f"{path}, line {number}")
         steps = _kept_steps(lines)
         columns = {name: [step[name] for step in steps] for name in COLUMNS}
-        return cls.of(columns, header["env"], header["policy"])
+        return cls.of(columns, env or header["env"], header["policy"])
 
     @classmethod
     def _read_lerobot(cls, path: Path, env: str) -> Self:
