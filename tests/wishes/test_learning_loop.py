@@ -78,6 +78,20 @@ def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Pa
     assert wish.source.endswith("of their 291 steps")
 
 
+def test_the_order_of_several_records_decides_nothing(policy: Path, tmp_path: Path) -> None:
+    """One of them was made beside the policy; where none was, a wish would be inferred beside a stranger."""
+    found = open_agent(policy)
+    beside = record(found, PENDULUM, tmp_path / "r.jsonl", 300, person(below_zero))
+    elsewhere = replace(beside, policy="another")
+    one, same = (
+        infer(records, found, "action[0]", 0.1, length=1, steps=1600)
+        for records in ([beside, elsewhere], [elsewhere, beside])
+    )
+    assert one.theta == pytest.approx(same.theta)
+    with pytest.raises(RepolicyError, match="none of the records was made beside"):
+        infer([elsewhere, elsewhere], found, "action[0]", 0.1, length=1, steps=1600)
+
+
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
     teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, alone_steps=480)
     pushes = person(below_zero)

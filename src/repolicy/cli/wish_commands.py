@@ -98,7 +98,7 @@ class Infer(InferenceOptions, RunsPolicy):
     asked: Repeated = ()
     """For answers: the folder that `ask` wrote; without --features small networks are fitted to them. Repeatable."""
     policy: str = ""
-    """For a record: the policy that acted in it."""
+    """For a record: the policy that acted in it, or in one of several."""
     wish: str = ""
     """For a record: the wish to which that policy was customized, with its weight; none for a prior."""
     env: str | None = None

@@ -120,7 +120,7 @@ def infer(
     """Infer the wish by maximum likelihood of what the person did and allowed, compared with the policy alone.
 
     Args:
-        records: the records of take-overs. The last one was made with this policy.
+        records: the records of take-overs. One of them was made with this policy.
         opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum.
         alpha: for the record of a prior, the larger of the ω′ and α̂ that it will be customized with; of a customized
@@ -134,8 +134,8 @@ def infer(
     """
     joined = Record.joined([*records])
     policy = fingerprint(opened.path)
-    if records[-1].policy not in ("", policy):
-        raise UsageError(f"the record was made beside another policy than {opened.path}: name that one")
+    if all(record.policy not in ("", policy) for record in records):
+        raise UsageError(f"none of the records was made beside {opened.path}: name the policy that acted in one")
     if not 0 < alpha < np.inf:
         raise UsageError(f"alpha is {alpha}; a temperature must be above 0")
     if length < 1 or steps < 2 * ENVS * length:
