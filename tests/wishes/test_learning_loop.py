@@ -266,7 +266,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
     mine = ["--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
     for words, why in (
         (["r.jsonl", *mine], "nobody took over"),
-        (["other.jsonl", *mine], "beside another policy"),
+        (["other.jsonl", *mine], "none of the records was made beside"),
         (["other.jsonl", *mine[:4]], "name --alpha"),
         (["other.jsonl", *mine[2:]], "name --policy"),
         (["other.jsonl", *mine[:2]], "name --features"),
