@@ -32,7 +32,8 @@ WISH = "weight of "  # prefix of the names of the wishes' sliders
 MAX_FACTOR = 5.0  # a wish's slider goes up to so many times its weight
 PATIENCE = 2.0  # seconds in which a page must have read what was sent, when the session ends
 MAX_PATHS = 16  # candidates whose paths are drawn
-SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
+MAX_RATIO = 100.0  # a slider of omega or states goes from so many times less to so many times more than at the start
+SAMPLES, HORIZON = 512, 32  # where these sliders end at least
 
 
 class TracedModel:
@@ -81,9 +82,13 @@ class LiveSession:
         self._shown_addon = addon = planner.score.addon
         self._wishes = [f"{WISH}{title}" for title in addon.titles]
         ends = (MAX_FACTOR * (weight or 1.0) for weight in addon.weights)
-        self._sliders = SLIDERS | {
-            wish: (min(0.0, end), max(0.0, end)) for wish, end in zip(self._wishes, ends, strict=True)
-        }
+        self._sliders = {wish: (min(0.0, end), max(0.0, end)) for wish, end in zip(self._wishes, ends, strict=True)}
+        weights = {"omega": planner.score.omega, "states": planner.score.states}
+        for name, weight in weights.items():
+            middle = weight or 0.1
+            self._sliders[name] = (middle / MAX_RATIO, middle * MAX_RATIO)
+        self._sliders["samples"] = (2, max(SAMPLES, planner.search.samples))
+        self._sliders["horizon"] = (1, max(HORIZON, planner.search.horizon))
 
     def _begin(self) -> None:
         """Begin to plan with the present settings."""
@@ -98,6 +103,11 @@ class LiveSession:
             weights["states"] = planner.score.states
         weights |= dict(zip(self._wishes, planner.score.addon.weights, strict=True))
         return weights | {"samples": planner.search.samples, "horizon": planner.search.horizon}
+
+    @property
+    def seconds(self) -> float:
+        """How long a step lasts. A learned model does not know it, but the environment."""
+        return self.planner.model.seconds or 1.0 / float(self._envs.steps_a_second)
 
     def set(self, changes: dict[str, Any]) -> None:
         """Change settings. Each value is clipped to the range of its slider."""
@@ -211,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
         self.session.streams.append(threading.current_thread())
         try:
             while not self.session.is_over:
-                due = time.perf_counter() + self.session.planner.model.seconds
+                due = time.perf_counter() + self.session.seconds
                 self.wfile.write(json.dumps(self.session.step()).encode() + b"\n")
                 time.sleep(max(0.0, due - time.perf_counter()))
         except OSError:
