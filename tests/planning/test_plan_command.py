@@ -197,6 +197,14 @@ def test_what_cannot_be_live_is_found_before_the_trials(words, why, monkeypatch,
     assert why in failed(capsys, *live, *words)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_live_session_names_its_folder_if_it_kept_one(keeps, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("repolicy.planning.live.show", lambda made, out, *_: keeps and save_planner(made, out))
+    out = tmp_path / "plan"
+    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW[:-4], "--live", "--out", str(out), "--json"])
+    assert json.loads(capsys.readouterr().out)["folder"] == (str(out) if keeps else None)
+
+
 @pytest.mark.parametrize("weight", [{"omega": "auto"}, {"omega": (0.1, 0.3)}, {"states": "auto"}])
 def test_a_weight_that_is_no_number_is_one_sentence(weight):
     with pytest.raises(UsageError, match="a planner takes a number"):

@@ -179,7 +179,8 @@ class Plan(RunsPolicy):
     """Environment; by default the one that the prior was trained in. Gymnasium's MuJoCo tasks are fast; others are
     simulated in copies."""
     omega: float | None = None
-    """ω′: the weight of log prior. Without --omega, --states and --value, short trials choose all three."""
+    """ω′: the weight of log prior. Without --omega, --states and --value, short trials choose all three; choices have
+    no trials, but what a nat is worth."""
     states: float | None = None
     """The price on states that the prior does not visit; beside --omega or --value, by default what a nat is worth."""
     value: bool = False
@@ -212,6 +213,7 @@ class Plan(RunsPolicy):
         from repolicy.planning.live import show
         from repolicy.planning.planner import Search
         from repolicy.prepare.beginning import open_prior
+        from repolicy.priors import is_plan
 
         terminal = Terminal()
         out = self.out or default_out(self.prior, "planned.safetensors" if self.distil else "plan")
@@ -231,7 +233,7 @@ class Plan(RunsPolicy):
             terminal.say(f"{samples} fit {self.hz:g} decisions a second")
         if self.live:
             show(planner, out, self.port, terminal.say)
-            return {"folder": str(out), "env": planner.env}
+            return {"folder": str(out) if is_plan(out) else None, "env": planner.env}
         agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
         if self.distil:
             agents["kept"] = save_distilled(planner, self.distil, out, terminal.say)

@@ -80,7 +80,7 @@ def plan(
         addon: the wish: a name, a function, or a list of them.
         env: an id, or a function that makes one environment; by default the one named in the prior's file.
         omega: the weight of the prior. If neither `omega` nor `states` is given, nor `value` true, short trials choose
-            the weights. Otherwise the default is what a nat of the prior's log-probability is worth.
+            the weights. Otherwise, and for choices, the default is what a nat of the prior's log-probability is worth.
         states: the weight of the price on states that the prior does not visit. The default is chosen like `omega`.
         value: add a value at a plan's end, which is fitted to the prior's episodes. The default is what trials choose.
         search: the settings of the search: samples, horizon and so on.
