@@ -163,6 +163,14 @@ def test_only_a_window_asks_for_a_picture(policy: Path, tmp_path: Path) -> None:
         assert [picture is not None for picture in keys.pictures] == [shows] * 2
 
 
+def test_a_window_of_an_environment_that_gives_no_pictures_names_the_terminal(tmp_path: Path) -> None:
+    path, keys = tmp_path / "p.safetensors", Typed()
+    save_policy(path, Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)))), {})
+    keys.shows = True
+    with pytest.raises(RepolicyError, match=r"cannot be made: TypeError.*: add --keys terminal"):
+        record(open_agent(path), tiny("Endless"), tmp_path / "r.jsonl", 2, push, keys=keys)
+
+
 def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
     path = tmp_path / "p.safetensors"
     spec = PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")

@@ -62,11 +62,14 @@ def record(
     env = env_name(env)
     check_plain(env, "a take-over")
     check_observed_alike(env, "a take-over")
-    made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
+    spaces = probe_env(env, "gymnasium")
+    check_fit(opened.agent, spaces)
+    try:
+        made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
+    except UsageError as error:  # it could be made a moment ago
+        raise UsageError(f"{error}; a window asks it for pictures (render_mode): add --keys terminal") from error
     use_tracking_camera(made.unwrapped)
     with closing(made):
-        spaces = probe_env(env, "gymnasium")
-        check_fit(opened.agent, spaces)
         sizes = (spaces.observation_size, opened.agent.actions.width)
         file = RecordFile(out, env, fingerprint(opened.path), sizes, resume)
         takeover = Takeover(made, person, file, keys)
