@@ -35,6 +35,8 @@ WINGS = [
     Mutant("planning/simulators.py", "parts = stack_observations(self._observed, observations)", "parts = observations[0]", "tests/planning", "a copy's parts of a Dict in the environment's order"),
     Mutant("planning/planner.py", "return self.plans, self._random", "return None", "tests/planning/test_planner.py", "a plan that a rollout's end forgets"),
     Mutant("planning/tree.py", "self._lowest_reward - self.score.end_cost", "-self.score.end_cost", "tests/planning/test_tree.py", "an end as a way out of costly steps"),
+    Mutant("planning/tree.py", "outcome.value = self._end_value(left - 1)", "outcome.value = outcome.value or self._end_value(left - 1)", TREE, "an end found deep in a tree stays cheap"),
+    Mutant("planning/planner.py", "actor.memory = self._memories[len(rows)]", "pass", PLANNER, "a loop of one's own forgets each plan"),
     Mutant("planning/scoring.py", "rewards.reshape(steps, batch // samples, samples).min((0, 2))", "np.full(batch // samples, rewards.min())", "tests/planning/test_planner.py", "a plan that depends on other robots"),
     Mutant("planning/learned_model.py", "after = states + predicted", "after = predicted", LEARNED, "a change of the observation for the observation"),
     Mutant("planning/learned_model.py", "left <= (1.0 - EXPLAINED)", "left <= 100.0", LEARNED, "an entry of info that the model cannot tell"),
