@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,21 @@ def test_log_probabilities_and_entropies_are_summed_over_each_episode_and_each_b
     mode = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6)
     at_mode = float(policy(1)(torch.zeros(1, 1)).log_prob(policy(1)(torch.zeros(1, 1)).mode()))
     np.testing.assert_allclose(mode.log_policy, 8 * at_mode, rtol=1e-4)  # one std for all states, 8 steps
+
+
+def test_a_prior_that_is_an_object_gets_rows_as_when_a_policy_is_customized() -> None:
+    def log_prob(observations: torch.Tensor, actions: torch.Tensor) -> np.ndarray:
+        assert observations.shape == actions.shape == (len(actions), 1), "rows of one number"
+        return policy(1).log_prob(observations, actions).numpy()
+
+    found, expected = (
+        evaluate(policy(1), tiny("LinearQuadratic"), 3, prior=prior, deterministic=False)
+        for prior in (SimpleNamespace(log_prob=log_prob), policy(1))
+    )
+    assert found.log_prior == pytest.approx(expected.log_prior, rel=1e-6)
+    wrong = SimpleNamespace(log_prob=lambda observations, actions: actions)
+    with pytest.raises(UsageError, match=r"gave shape \[60, 1\]; of 60 actions it must give one number for each"):
+        evaluate(policy(1), tiny("LinearQuadratic"), 3, prior=wrong)
 
 
 def test_what_is_a_step_has_the_weight_of_its_episodes_length() -> None:
