@@ -225,7 +225,7 @@ class Scorer:
 
     def __init__(self, prior: Prior) -> None:
         check_has_log_prob(prior)
-        self.prior = prior if isinstance(prior, ScoringPrior) else ScoredPrior(prior)
+        self.prior: Prior = prior if isinstance(prior, ScoringPrior) else ScoredPrior(prior)
         self._state: State | None = None
 
     def begin(self) -> None:
