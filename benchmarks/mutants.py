@@ -242,7 +242,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/test_evaluation.py", "a fall in a short chunk counts more than others"),
     Mutant("envs/episode_sums.py", "ended & (self._quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
-    Mutant("prepare/session.py", "for name in objective.unset}", "for name in objective.unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
+    Mutant("prepare/session.py", "for name in unset}", "for name in unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
     Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/test_evaluation.py", "an episode that is cut goes on"),
     Mutant("many/sweep.py", 'alpha = before.objective.alpha if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
     Mutant("envs/rollout.py", "            self._check_finite(observations[t], t)\n", "", "tests/envs/test_rollout.py", "observations within a rollout not looked at"),

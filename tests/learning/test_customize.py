@@ -139,6 +139,8 @@ UNNAMED: dict[str, Any] = {"objective": None, "settings": None}
         ({"objective": {"steps": 2048}}, "the objective is a dict, and no objective such as residual"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
+        ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": kl(0.1)}, "moves omega alone, so"),
+        ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": residual(0.1, "omega")}, "omega alone"),
         (UNNAMED | {"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
         (UNNAMED | {"addon": "nothing_of_the_kind"}, "add-on"),
         (UNNAMED | {"addon": "hind_leg", "env": "Hopper-v4"}, "add-on"),

@@ -15,10 +15,11 @@ import repolicy
 from repolicy.envs import find_session_only
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import load_object, reference_to
-from repolicy.objective import residual
+from repolicy.objective import Objective, repeat_entropy, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare.session import describe_folder, ranks_for, resume_choices
+from repolicy.prepare.session import describe_folder, ranks_for, resume_choices, resumed_objective
+from repolicy.ranges import Range
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -149,6 +150,28 @@ def test_a_run_at_a_weight_does_not_go_on_with_a_budget(tmp_path: Path) -> None:
     begun = Request("CartPole-v1", repolicy.residual(0.3, 0.7), replace(SMALL, ranks=1), ("a.py:wish",), "0" * 64)
     with pytest.raises(UsageError, match="it has no budget, and now ω′ and α̂ move to stay 1 nats"):
         resume_choices(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "begun", "goes_on"),
+    [
+        (repolicy.kl(), repolicy.kl(0.1), True),
+        (residual(), residual(Range(0.1, 1.0), 0.1, 0.2), True),
+        (residual(), repolicy.kl(0.1), True),
+        (repeat_entropy(), repeat_entropy(0.1), True),
+        (residual(alpha="omega"), residual(0.3, 0.3), True),
+        (repolicy.kl(), residual(0.3, 0.1), False),
+        (repeat_entropy(), repolicy.soft(0.1), False),
+        (residual(alpha="omega"), residual(0.3, 0.1), False),
+    ],
+)
+def test_a_word_for_a_weight_holds_where_a_run_is_resumed_too(
+    tmp_path: Path, asked: Objective, begun: Objective, goes_on: bool
+) -> None:
+    before = Request("CartPole-v1", begun, replace(SMALL, ranks=1))
+    assert (resumed_objective(asked, before, tmp_path) == begun) is goes_on  # else `RunFolder.begin` refuses it
+    with pytest.raises(UsageError, match="resumed with other settings: omega was .* and is now auto"):
+        resumed_objective(residual("auto"), before, tmp_path)
 
 
 def test_a_result_is_evaluated_where_it_was_trained() -> None:

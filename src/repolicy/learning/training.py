@@ -180,6 +180,8 @@ def customize(
     env = env or with_observed_keys(start.env(trust), observe, observe_critic)
     usual = start.default_settings(env, settings) if earlier is None else earlier.settings
     settings = complete_settings(settings, usual)
+    if earlier is None:  # whose omega began at alpha, if nobody named it
+        checks.check_moved_alone(options.objective or residual(), settings)
     settings, notes = session.ranks_for(settings, [env, *options.addons], start.session_only)
     objective, settings = session.resume_choices(
         options.objective or residual(), settings.resolved(), earlier, folder.path

@@ -10,7 +10,7 @@ from repolicy.errors import UsageError
 from repolicy.evaluation import EPISODE_CAP
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
-from repolicy.prepare.decision import Decision, decide
+from repolicy.prepare.decision import OMEGA_ALONE, Decision, decide
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import collect_trial
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, spec_for
@@ -74,6 +74,12 @@ def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Requ
     if request.objective.reads_states:
         check_learnable(prior.policy)
     return request, decision
+
+
+def check_moved_alone(objective: Objective, settings: Settings) -> None:
+    """Raise where a new run is to move omega alone, and both weights are named as one, such as by `kl`."""
+    if settings.log_prior_budget is not None and objective.is_set and objective.omega == objective.alpha:
+        raise UsageError(OMEGA_ALONE)
 
 
 def check_steps(settings: Settings) -> None:

@@ -13,6 +13,11 @@ from repolicy.ranges import Range
 from repolicy.runs import Settings
 from repolicy.text import Say
 
+OMEGA_ALONE = (
+    "--log-prior-budget moves omega alone, so --alpha omega and --objective kl do not go with it: leave them out, or "
+    "take --kl-budget, which moves both together"
+)
+
 
 class Decision(NamedTuple):
     """An objective whose weights are all set, the settings with its budget, and a sentence for each choice."""
@@ -95,8 +100,7 @@ def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerm
                 "leave --omega out, or for a log-prior budget name --alpha too"
             )
         if settings.log_prior_budget is not None and (omega == "alpha" or objective.alpha == "omega"):
-            what = "--log-prior-budget moves omega alone, so --alpha omega and --objective kl do not go with it"
-            raise UsageError(f"{what}: leave them out, or take --kl-budget, which moves both together")
+            raise UsageError(OMEGA_ALONE)
         return PriorTerms("auto", states)
     if settings.keep is not None and omega == "auto":
         omega = None  # a share to keep moves omega in any case, from what is chosen where none is named

@@ -150,7 +150,16 @@ def resume_choices(
     names_no_omega = objective == before.objective or not isinstance(objective.omega, float)
     if settings.budget is None and names_no_omega:
         settings = replace(settings, **{name: getattr(before.settings, name) for name in BUDGETS})
-    return replace(objective, **{name: getattr(before.objective, name) for name in objective.unset}), settings
+    return resumed_objective(objective, before, out), settings
+
+
+def resumed_objective(objective: Objective, before: Request, out: str | Path) -> Objective:
+    """Fill in the weights that are not named; raise where a budget is to find omega, and the resumed run has none."""
+    if objective.omega == "auto" and before.settings.budget is None:
+        conflict = f"omega was {before.objective.omega} and is now auto"
+        raise UsageError(f"{out} cannot be resumed with other settings: {conflict}")
+    unset = [name for name in objective.unset if getattr(objective, name) in (None, "auto")]  # "alpha" follows alpha
+    return replace(objective, **{name: getattr(before.objective, name) for name in unset})
 
 
 def display_callbacks(progress: bool | None) -> list[Any]:

@@ -29,7 +29,7 @@ from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy, one_thread
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.decision import Decision, decide
-from repolicy.prepare.session import RequestOptions, earlier_request
+from repolicy.prepare.session import RequestOptions, earlier_request, resumed_objective
 from repolicy.prepare.spending import describe_spending
 from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to_collect
 from repolicy.prepare.weights import alpha_from_card
@@ -169,7 +169,7 @@ def customize(
     if is_discrete and objective.states is None:
         objective = replace(objective, states=0.0)
     if before is not None:
-        objective = replace(objective, **{name: getattr(before.objective, name) for name in objective.unset})
+        objective = resumed_objective(objective, before, out)
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
 
