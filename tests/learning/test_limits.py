@@ -127,6 +127,15 @@ def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told
     )  # both from the same starts
 
 
+def test_a_share_that_every_episode_keeps_has_no_error_however_much_their_returns_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, asked = np.linspace(500.0, 1500.0, 32), (None, None, SimpleNamespace(settings=Settings(keep=0.5)))
+    evaluations = iter(SimpleNamespace(basic=each, action="mean") for each in (before, 0.5 * before))
+    monkeypatch.setattr("repolicy.learning.multipliers.deployed_episodes", lambda *_: next(evaluations))
+    assert "it keeps 50.0% ± 0.0% of the old return" in kept_sentence(*asked)  # type: ignore[arg-type]
+
+
 def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told(prior: Path, tmp_path: Path) -> None:
     settings = replace(FEW, keep=0.9, steps=8 * FEW.iteration_steps, critic_warmup=0.0)
     asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}>=0.6", "distance<=9")}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import Limit, parse_limits
+from repolicy.differences import Column
 from repolicy.envs import Rollout, make_envs, probe_env
 from repolicy.evaluation import ACTIONS, Evaluation, episode_cap, run_episodes
 from repolicy.objective import Objective
@@ -364,8 +365,9 @@ def kept_sentence(prior: MeanPrior | Policy, policy: Policy, request: Request, w
     """Return a sentence on the share of the prior's return, named `what`, that a finished run's policy keeps."""
     evaluations = [deployed_episodes(each, request) for each in (prior, policy)]
     before, after = (each.basic for each in evaluations)
-    lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes with the same starts
-    kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
+    size = abs(float(before.mean())) or 1.0
+    rest = after - after.mean() / (before.mean() or 1.0) * before  # of the same starts; beyond the ratio of both means
+    kept = Estimate(1.0 + float(after.mean() - before.mean()) / size, Column("", rest).error / size)
     wanted = float(request.settings.keep or 0.0)
     sentence = (
         f"it keeps {with_minus(f'{kept.mean:.1%} ± {kept.error:.1%}')} of {what} {ACTIONS[evaluations[0].action]}"
