@@ -85,6 +85,7 @@ def runs() -> list[Run]:
         ]
         found += [priced_run(heavy, seed, "states_5e6", "5e6", episodes=100)]
         found += [make_run("ant", "third", "--omega 0.1 --states 0.1", seed, episodes=40)]  # a third of a nat's worth
+    found += [priced_run("hopper", seed) for seed in range(SEEDS, 8)]  # one seed of the first three falls now and then
     found += [paper_run(heavy, 0, "5e6"), *(paper_run(name, seed) for name in ("hopper", "ant") for seed in seeds)]
     return found + [make_run(heavy, variant, weights, 0, "5e6") for variant, weights in ALTERNATIVES.items()]
 
