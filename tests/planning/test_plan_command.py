@@ -58,6 +58,20 @@ def test_the_speed_is_that_of_one_robot_however_many_episodes_run_at_once(tmp_pa
     assert json.loads(capsys.readouterr().out)["decisions_a_second"] == 50.0
 
 
+def test_a_pace_that_leaves_no_time_for_the_horizon_that_was_named_is_refused(tmp_path, capsys, monkeypatch):
+    def seconds_of_a_decision(planner, observations, samples):
+        return 1e-4 * samples * planner.search.horizon
+
+    monkeypatch.setattr("repolicy.planning.asking.decision_seconds", seconds_of_a_decision)
+    words = ["plan", "halfcheetah", "--addon", "hind_leg=10", "--omega", "0.1", "--states", "0", "--steps", "2"]
+    said = failed(capsys, *words, "--hz", "500", "--horizon", "4", "--out", str(tmp_path / "plan"))
+    assert "500 decisions a second leave no time for 4 steps: name a shorter --horizon, or none" in said
+    assert not list(tmp_path.iterdir())
+    for horizon in ([], ["--horizon", "2"]):
+        main([*words, "--hz", "500", *horizon, "--out", str(tmp_path / f"plan{len(horizon)}"), "--json"])
+        assert "8 samples of 2 steps fit" in capsys.readouterr().err
+
+
 def test_its_folder_is_the_same_planner_again(folder):
     made = repolicy.plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
     assert repr(made).startswith("Planner in HalfCheetah-v4 for hind_leg=10: ")  # without its networks' numbers

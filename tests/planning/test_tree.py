@@ -138,9 +138,9 @@ def wish(sign: float):
     return paid
 
 
-def planner(env: type, omega: float, alpha: float, sign: float, samples: int, **score) -> Planner:
+def planner(env: type, omega: float, alpha: float, sign: float, samples: int, warm: bool = True, **score) -> Planner:
     asked = Score(Addon((AddonTerm("wish", wish(sign)),)), omega, 0.0, DISCOUNT, None, None)
-    search = Search(samples=samples, horizon=HORIZON, temperature=alpha)
+    search = Search(samples=samples, horizon=HORIZON, temperature=alpha, warm=warm)
     return Planner(prior(), CopyModel(f"{__name__}:{env.__name__}"), replace(asked, **score), search)
 
 
@@ -207,8 +207,9 @@ def grown(made: Planner) -> tuple[Tree, Any, np.ndarray]:
     return Tree(made, 1), envs.each[0], seen
 
 
-def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
-    made = planner(Process, 0.5, 0.5, 1.0, 40)
+@pytest.mark.parametrize("warm", [True, False])
+def test_it_plans_beside_the_environment_and_keeps_what_it_knows_if_it_is_to(warm):
+    made = planner(Process, 0.5, 0.5, 1.0, 40, warm)
     watched, other = (GymnasiumEnvs(made.model.name, 2, 0) for _ in range(2))
     seen, apart = watched.reset(), other.reset()
     made.watch(watched)
@@ -222,7 +223,7 @@ def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
     node = acting.memory.last_outcomes[0][seen[0].tobytes() + bytes([False])].node
     before = node.visits.sum()
     acting(seen)
-    assert node.visits.sum() == before + 40 > 40
+    assert node.visits.sum() == before + 40 * warm > 40 * warm
     acting.reset_memory(np.array([True, False]))
     assert not acting.memory.last_outcomes[0]
 

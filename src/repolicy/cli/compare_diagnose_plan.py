@@ -192,7 +192,8 @@ class Plan(RunsPolicy):
     horizon: int | None = None
     """Number of steps of each candidate; by default 8, 4 with --value, or 50 for a tree."""
     hz: float | None = None
-    """Decisions a second; the planner then takes as many samples as this machine simulates in that time."""
+    """Decisions a second; the planner then takes as many samples as this machine simulates in that time, and where
+    those are fewer than 8, a shorter horizon."""
     episodes: int = 2
     """Number of episodes to evaluate, for the planner and for its prior."""
     steps: int = 1000
@@ -229,6 +230,9 @@ class Plan(RunsPolicy):
         terminal.say(*planner.notes)
         if self.hz is not None:
             planner = paced(planner, self.hz)
+            if self.horizon not in (None, planner.search.horizon):
+                slow = f"{self.hz:g} decisions a second leave no time for {format_count(self.horizon, 'step')}"
+                raise UsageError(f"{slow}: name a shorter --horizon, or none")
             samples = f"{planner.search.samples} samples of {format_count(planner.search.horizon, 'step')}"
             terminal.say(f"{samples} fit {self.hz:g} decisions a second")
         if self.live:

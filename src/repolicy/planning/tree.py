@@ -68,7 +68,7 @@ class Tree:
 
     def root(self, n: int, state: Any, observation: np.ndarray) -> Node:
         """Return the node of the n-th environment's state, observed as `[1, O]`, after `samples` simulations."""
-        outcome = self.last_outcomes[n].get(_key(observation, False))
+        outcome = self.last_outcomes[n].get(_key(observation, False)) if self.search.warm else None
         node = (outcome and outcome.node) or self.leaf(state, observation, self.search.horizon)
         node.state = state
         for _ in range(self.search.samples):
