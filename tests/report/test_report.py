@@ -368,3 +368,13 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, with the mean action"),
     }
     assert pieces.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""
+
+
+def test_a_page_that_cannot_be_written_is_told_before_the_work(
+    runs: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
+    folder, told = copied(runs[0], tmp_path / "run"), list[str]()
+    (folder.path / "report.html").mkdir()
+    with pytest.raises(FileError, match="report.html is no file that could be written"):
+        write_report(folder.path, say=told.append)
+    assert not told

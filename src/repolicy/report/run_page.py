@@ -14,7 +14,7 @@ from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, parse_env_name, probe_env
 from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
-from repolicy.files import file_sum
+from repolicy.files import check_writable, file_sum
 from repolicy.many.positions import DialedPolicy
 from repolicy.policies import ConditionedPolicy, SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
@@ -63,6 +63,7 @@ def write_report(
     if isinstance(saved.policy, ConditionedPolicy):
         count, dialed = dial_page.EPISODES if episodes is None else episodes, DialedPolicy(folder.policy, saved)
         return dial_page.write_dial_report(dialed, episodes=count, trust=True, say=say)[1]
+    check_writable(folder.path / "report.html")  # before the work, which would be lost
     episodes = EPISODES if episodes is None else episodes
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
