@@ -18,9 +18,18 @@ from repolicy.cli.main import main
 from repolicy.errors import RepolicyError
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import open_agent
-from repolicy.runs.result import Result
+from repolicy.runs.result import Estimate, Result
 from repolicy.text import format_number
-from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_wish, record, record_alone, response
+from repolicy.wishes.learning_loop import (
+    TaughtPolicy,
+    Teaching,
+    infer,
+    learn_wish,
+    next_unit,
+    record,
+    record_alone,
+    response,
+)
 from repolicy.wishes.record import Labels, Record
 
 
@@ -179,13 +188,21 @@ def test_how_far_a_policy_follows_its_wish() -> None:
     """exp(θ·f/α) moves a Gaussian of variance 4 by 4·θ/α; the policy has gone a quarter of that way."""
     random = np.random.default_rng(0)
 
-    def of(mean: float) -> Record:
-        zeros = np.zeros(20_000)
-        columns = dict.fromkeys(("episode", "observation", "action", "person"), zeros)
-        return Record.of(columns | {"next": mean + 2.0 * random.normal(size=20_000)}, "X-v0")
+    def of(mean: float, between: float = 0.0) -> Record:
+        episode, zeros = np.arange(20_000) // 1000, np.zeros(20_000)
+        columns = {"episode": episode} | dict.fromkeys(("observation", "action", "person"), zeros)
+        means = mean + between * random.normal(size=20)[episode]
+        return Record.of(columns | {"next": means + 2.0 * random.normal(size=20_000)}, "X-v0")
 
-    found = response(of(1.0), of(1.0 + 0.25 * 4 * 0.05 / 0.2), np.array([0.05]), Features.of("next"), 0.2, 1)
-    assert found == pytest.approx(0.25, abs=0.03)
+    def found(between: float) -> Estimate:
+        wish = np.array([0.05]), Features.of("next"), 0.2, 1
+        return response(of(1.0, between), of(1.0 + 0.25 * 4 * 0.05 / 0.2, between), *wish)
+
+    assert found(0.0).mean == pytest.approx(0.25, abs=0.03)
+    several = [found(1.0) for _ in range(100)]  # episodes differ
+    assert np.mean([each.error for each in several]) == pytest.approx(np.std([each.mean for each in several]), rel=0.2)
+    assert next_unit(0.2, Estimate(0.5, 0.1)) == 0.4
+    assert next_unit(0.2, Estimate(1.5, 0.3)) == 0.2, "what may be chance moves nothing"
 
 
 def test_the_commands(

@@ -93,7 +93,8 @@ def infer_theta(
         step = step + move
     final_weights = reweighted(policy, step, alpha, policy_weights)
     _, curvature = moments(policy, final_weights)
-    noise = _noise(person, person_weights, person_groups) + _noise(policy, final_weights, policy_groups)
+    noise = noise_of_mean(person, person_weights, person_groups)
+    noise = noise + noise_of_mean(policy, final_weights, policy_groups)
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     start = np.zeros(len(scale)) if theta is None else theta
@@ -142,7 +143,7 @@ def moments(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.n
     return mean, (centered * weights[:, None]).T @ centered
 
 
-def _noise(features: np.ndarray, weights: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def noise_of_mean(features: np.ndarray, weights: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the covariance `[K, K]` of the weighted mean of features `[N, K]`, with independent groups."""
     centered = (features - weights @ features) * weights[:, None]
     numbers, members = np.unique(groups, return_inverse=True)

@@ -30,8 +30,9 @@ from repolicy.policies import ActionSpace, Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.report.filming import use_tracking_camera
-from repolicy.text import Say, format_count
-from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
+from repolicy.runs import Estimate
+from repolicy.text import Say, format_count, with_minus
+from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, noise_of_mean, reweighted
 from repolicy.wishes.keys import Keys
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, Windows, windows
@@ -185,15 +186,33 @@ def _describe_source(record: Record, found: Windows, length: int) -> str:
     return source
 
 
-def response(before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int) -> float:
+def response(
+    before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int
+) -> Estimate:
     """Return the change of features between two records along a step `[K]` of θ, as a share of the predicted change.
 
     It is 1 for a soft-optimal policy. It is smaller if the prior's log-likelihood has a higher weight, or if training
-    has not converged. θ must then be larger in proportion, for the same behavior.
+    has not converged. θ must then be larger in proportion, for the same behavior. Its error takes episodes as
+    independent: an environment may differ from the others for as long as one lasts.
     """
-    one, other = (windows(each, features, length, np.ones(len(each.person))).sums for each in (before, after))
-    predicted = reweighted(one, step, alpha, np.full(len(one), 1 / len(one))) @ one - one.mean(0)
-    return float((other.mean(0) - one.mean(0)) @ step / (predicted @ step))
+    found = [windows(each, features, length, np.ones(len(each.person))) for each in (before, after)]
+    (one, other), shares = (
+        (each.sums for each in found),
+        [np.full(len(each.sums), 1 / len(each.sums)) for each in found],
+    )
+    predicted = float((reweighted(one, step, alpha, shares[0]) @ one - one.mean(0)) @ step)
+    noise = sum(
+        float(step @ noise_of_mean(each.sums, share, record.episode[each.firsts]) @ step)
+        for each, share, record in zip(found, shares, (before, after), strict=True)
+    )
+    return Estimate(float((other.mean(0) - one.mean(0)) @ step) / predicted, noise**0.5 / abs(predicted))
+
+
+def next_unit(unit: float, followed: Estimate) -> float:
+    """Return the temperature of the next inference; it moves only where the response differs from 1 by two errors."""
+    if abs(followed.mean - 1.0) <= 2.0 * followed.error:
+        return unit
+    return unit / float(np.clip(followed.mean, MIN_RESPONSE, MAX_RESPONSE))
 
 
 @dataclass(frozen=True)
@@ -251,9 +270,9 @@ class Teaching:
             step = wish.theta if now.wish is None else wish.theta - now.wish.theta
             after = record_alone(open_agent(str(run), trust=self.trust), self.env, self.seed, self.alone_steps)
             followed = response(alone, after, step, features, now.unit, self.length)
-            say(f"{run}: the policy followed {followed:.0%} of what was foretold")
-            unit = now.unit / float(np.clip(followed, MIN_RESPONSE, MAX_RESPONSE))
-            now = TaughtPolicy(str(run), wish, unit, after)
+            said = with_minus(f"{followed.mean:.0%} ± {followed.error:.0%}")
+            say(f"{run}: the policy followed {said} of what was foretold")
+            now = TaughtPolicy(str(run), wish, next_unit(now.unit, followed), after)
         return now
 
 
