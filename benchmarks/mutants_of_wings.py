@@ -46,6 +46,7 @@ WINGS = [
     Mutant("wishes/inference.py", "features @ step / alpha + np.log(probabilities)", "features @ step / alpha", INFERENCE, "trajectories weighed without their chances"),
     Mutant("wishes/inference.py", "return Theta(start + step / scale,", "return Theta(step / scale,", INFERENCE, "each inference begins anew"),
     Mutant("wishes/record.py", "% group_size == 0", "% 1 == 0", "tests/wishes", "neighboring windows that count as independent"),
+    Mutant("wishes/inference.py", "(np.abs(theta) < beyond * errors)", "(np.abs(theta) < errors)", INFERENCE, "one of several features is beyond its error by chance"),
     Mutant("wishes/inference.py", "noise + noise_of_mean(policy, final_weights, policy_groups)", "noise", INFERENCE, "the error forgets the policy's own noise"),
     Mutant("wishes/inference.py", " * len(numbers) / max(len(numbers) - 1, 1)", "", INFERENCE, "errors of few trajectories without their degrees of freedom"),
     Mutant("wishes/inference.py", "policy_weights) >= MIN_SHARE:", "policy_weights) >= 0.0:", INFERENCE, "weights beyond what trajectories tell"),

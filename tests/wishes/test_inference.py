@@ -9,7 +9,15 @@ from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
 from repolicy.wishes import inference
-from repolicy.wishes.inference import Theta, effective_share, gradient, infer_theta, minus_expected, reweighted
+from repolicy.wishes.inference import (
+    Theta,
+    effective_share,
+    gradient,
+    infer_theta,
+    may_be_chance,
+    minus_expected,
+    reweighted,
+)
 from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, fit_with_prior, most_informative
 from repolicy.wishes.record import Labels, Record, windows
 
@@ -219,6 +227,15 @@ def test_alike_is_half_of_each() -> None:
     halves, _ = fit_with_prior(np.array([[1.0], [2.0]]), np.array([1.0, 0.5]), 1.0)
     twice, _ = fit_with_prior(some, np.array([1.0, 1.0, 1.0, 0.0]), 2**-0.5)
     assert halves.value == pytest.approx(twice.value, abs=1e-8)
+
+
+@pytest.mark.parametrize("features", [1, 6])
+def test_a_wish_that_nobody_has_is_called_chance(features: int) -> None:
+    random = np.random.default_rng(0)
+    found = [
+        infer_theta(random.normal(size=(60, features)), random.normal(size=(900, features)), 1.0) for _ in "a" * 200
+    ]
+    assert np.mean([may_be_chance(each.value, each.error) for each in found]) == pytest.approx(0.95, abs=0.03)
 
 
 def test_features_may_have_any_unit() -> None:

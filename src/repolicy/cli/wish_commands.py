@@ -108,6 +108,7 @@ class Infer(InferenceOptions, RunsPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies import one_thread
+        from repolicy.wishes.inference import may_be_chance
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, by which a wish is recognized")
@@ -123,8 +124,10 @@ class Infer(InferenceOptions, RunsPolicy):
             weights = zip(wish.names, wish.theta, errors, strict=True)
             rows = [[name, with_minus(f"{theta:.3g}"), with_minus(f"{error:.2g}")] for name, theta, error in weights]
             terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
-            if (abs(wish.theta) < errors).all():
-                terminal.say("no θ is larger than its error, so this is mostly chance: answer or record more")
+            if self.asked and (abs(wish.theta) < errors).all():  # answers: θ is shrunk towards 0
+                terminal.say("no θ is larger than its error, so this is mostly chance: answer more")
+            elif not self.asked and may_be_chance(wish.theta, errors):
+                terminal.say("no θ is beyond chance (5 %): record more")
         return {
             "file": str(self.out), "env": wish.env, "from": wish.source,
             "theta": dict(zip(wish.names, wish.theta.tolist(), strict=True)),

@@ -9,9 +9,11 @@ policy's own θ still is, and so is the θ at which it is 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
+from repolicy.differences import FALSE_POSITIVE_RATE
 from repolicy.errors import UsageError
 
 # Newton's method: the largest number of steps, and the change, in units of the features' std, that ends it.
@@ -149,6 +151,12 @@ def noise_of_mean(features: np.ndarray, weights: np.ndarray, groups: np.ndarray)
     numbers, members = np.unique(groups, return_inverse=True)
     sums = np.stack([np.bincount(members, column) for column in centered.T], 1)
     return np.asarray(sums.T @ sums) * len(numbers) / max(len(numbers) - 1, 1)
+
+
+def may_be_chance(theta: np.ndarray, errors: np.ndarray) -> bool:
+    """Return whether over 5 % of records without a wish have some θ as large as the largest here, in its error."""
+    beyond = NormalDist().inv_cdf(1.0 - FALSE_POSITIVE_RATE / 2 / len(theta))  # Bonferroni
+    return bool((np.abs(theta) < beyond * errors).all())
 
 
 def effective_share(weights: np.ndarray, before: np.ndarray) -> float:
