@@ -224,6 +224,13 @@ def test_requests_that_make_no_sense_write_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["initial_std", "min_std"])
+def test_choices_have_no_std(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is read where actions are numbers alone, and here they are choices"):
+        train("CartPole-v1", soft(0.1), tmp_path / "run", replace(SMALL, **{name: 0.5}))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("where", ["while learning", "while evaluating"])
 def test_environments_are_closed_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     opened = list[object]()

@@ -58,6 +58,8 @@ def test_from_nothing_to_a_customized_policy(tmp_path: Path, capsys: pytest.Capt
     shutil.rmtree(prior)
     evaluated = answered(capsys, "evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--trust")
     assert evaluated["episodes"] == 2
+    told(capsys, "train", WALK, "--alpha", 0.5, "--objective", "full", "--out", tmp_path / "full", *options)
+    assert told(capsys, "train", WALK, "--trust", "--resume", "--out", tmp_path / "full")["finished"]
     story = answered(capsys, "inspect", str(out))
     assert (story["method"], story["iterations logged"]) == ("Residual Q-learning", "2")
 
@@ -72,7 +74,8 @@ def equal(one: Policy, other: Policy) -> bool:
 @pytest.mark.parametrize(("env", "loss"), [(WALK, "loss"), (BOUNDED, "critic_loss")])
 def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, loss: str, tmp_path: Path) -> None:
     """Stopped within a segment, with a buffer that is full by then, steps that no interval divides, and noise."""
-    settings = replace(QUICK, steps=390, checkpoint_every=150, buffer=120, train_every=7, noise=0.3)
+    noise = 0.3 if env == BOUNDED else 0.0
+    settings = replace(QUICK, steps=390, checkpoint_every=150, buffer=120, train_every=7, noise=noise)
     whole = train(env, full(0.2), tmp_path / "whole", settings)
     for stop in (200, 300):
         stopped = train(env, full(0.2), tmp_path / "stopped", settings, resume=True, callbacks=[Interrupts(stop)])
@@ -307,6 +310,7 @@ RESIDUAL = residual(0.5, 0.5)
         ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
         ("the environment takes 1 number: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
+        ("noise is read where actions are numbers", ResidualDQN, (Walk(), full(0.5), None, Settings(noise=0.3))),
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
         ("states is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, states=3.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),

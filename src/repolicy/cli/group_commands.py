@@ -138,8 +138,9 @@ class Train(ResidualQLearning):
 
     env: Annotated[str, Positional("TASK")]
     """cartpole, mountain_car, highway, parking; or any environment, as a Gymnasium id or module:callable."""
-    objective: Literal["soft", "full", "greedy"] = "soft"
-    """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
+    objective: Literal["soft", "full", "greedy"] | None = None
+    """soft: the basic reward; full: basic and add-on; greedy: the add-on alone; by default soft, or that of the
+    resumed run."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the task's own."""
     addon: Repeated = ()
@@ -154,10 +155,12 @@ class Train(ResidualQLearning):
         from repolicy.rql.customizing import train
 
         settings = overrides(self, Settings)
-        folder = folder_for(self.out, self.env, self.objective, settings, self.resume, RUNS_FOLDER)
+        name = self.objective or "soft"
+        folder = folder_for(self.out, self.env, name, settings, self.resume, RUNS_FOLDER)
+        is_named = self.objective is not None or self.alpha is not None
         return report_end(
             train(
-                self.env, objective_by_name(self.objective, alpha=self.alpha), folder, settings,
+                self.env, objective_by_name(name, alpha=self.alpha) if is_named else None, folder, settings,
                 addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )

@@ -13,7 +13,7 @@ from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import OMEGA_ALONE, Decision, decide
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import collect_trial
-from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, spec_for
+from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, refuse_for_choices, spec_for
 from repolicy.text import Say, with_minus
 
 NO_ADDON = (
@@ -97,8 +97,10 @@ def check_request(request: Request) -> None:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
     check_dials(request)
     check_wish(request.addons, request.env)
-    spec_for(probe_env(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
+    spec = spec_for(probe_env(request.env, settings.backend, critic=True), settings)
+    if spec.actions.kind == "discrete" and not request.prior:
+        refuse_for_choices(settings, "initial_std", "min_std")
     budgets = [name for name in BUDGETS if getattr(settings, name) is not None]
     if budgets and not request.prior:
         raise UsageError(f"{budgets[0]} holds a policy to its prior, and there is none: it goes with customize")

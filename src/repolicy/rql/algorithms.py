@@ -51,7 +51,7 @@ from repolicy.rql.wrapping import (
     spaces_of,
     training_env,
 )
-from repolicy.runs import complete_settings
+from repolicy.runs import complete_settings, refuse_for_choices
 
 from stable_baselines3 import DQN, SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
@@ -116,6 +116,7 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
         self.prior = frozen_prior(env_spaces, objective, prior)
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
+        refuse_for_choices(settings, "critic_warmup", "actor_learning_rate", "noise")
         normalizer = normalizer_for(env.observation_space, self.prior)
         activation: str = "relu"
         bound: float | None = None

@@ -25,7 +25,7 @@ from repolicy.envs import EnvLike, make_one_env, parse_env_name, probe_env
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
-from repolicy.objective import Objective
+from repolicy.objective import Objective, soft
 from repolicy.policies import Policy, SavedPolicy, one_thread
 from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.decision import Decision, decide
@@ -105,7 +105,7 @@ class Request(engine.Request):
 
 def train(
     env: EnvLike,
-    objective: Objective,
+    objective: Objective | None,
     out: str | Path,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
@@ -117,13 +117,15 @@ def train(
 ) -> Result:
     """Train a policy without a prior, to serve as a prior or a baseline. The folder `out` stores all of the run.
 
-    Without an alpha, the objective gets the task's default. The other parameters are as in `repolicy.train`.
+    Without an objective it is `soft()`, or that of the resumed run; without an alpha, this gets the task's default. The
+    other parameters are as in `repolicy.train`.
     """
-    asked = RequestOptions.from_arguments(env, addon)
-    if objective.reads_prior:
+    asked = RequestOptions.from_arguments(env, addon, objective=objective)
+    if objective is not None and objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     before = earlier_request(RunFolder(out, Request), resume, trust, asked)
     asked = asked.filled_from(before)
+    objective = asked.objective or soft()
     if objective.alpha is None:
         source = task_of(asked.env) if before is None else before.objective
         if source is None:

@@ -33,12 +33,12 @@ class Settings(AnySettings):
     tau: Annotated[float, Within(1e-9, 1)] = 0.01
     """How far the target networks follow in a gradient step."""
     hidden: tuple[int, ...] = (64, 64)
-    """Sizes of the hidden layers."""
+    """Sizes of the hidden layers; while customizing, of the critics or of Q_R (the actor is the prior)."""
     critic_warmup: Annotated[float, Within(0, 0.9)] = 0.0
-    """Share of the steps in which the critics of ResidualSAC learn alone, while the actor stays its prior."""
+    """Where actions are numbers: share of the steps in which the critics learn alone, and the actor stays its prior."""
     actor_learning_rate: Annotated[float, Within(0, 10)] = 0.0
-    """Adam's first step size for the actor of ResidualSAC, which falls to 0 at the end. At 0 it is that of the critics
-    throughout."""
+    """Where actions are numbers: Adam's first step size for the actor, which falls to 0 at the end. At 0 it is that of
+    the critics throughout."""
     noise: Annotated[float, Within(0, 10)] = 0.0
     """Std of noise that is added to continuous actions while training, where 1 is half the range between their bounds.
     It is correlated in time (Ornstein–Uhlenbeck)."""

@@ -24,6 +24,7 @@ from repolicy.runs.settings import (
     budget_of,
     complete_settings,
     read_settings,
+    refuse_for_choices,
     validate_settings,
 )
 from repolicy.runs.terminal import Terminal, flushed_stdout, format_table, silent_stdout

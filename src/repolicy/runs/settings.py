@@ -150,7 +150,7 @@ class Settings(AnySettings):
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
     """Activation of the hidden layers; while customizing, of the critic, by default the prior's."""
     initial_std: float = 1.0
-    """Std of a new policy's actions, to which --min-std is added."""
+    """Std of a new policy's actions, before any tanh, to which --min-std is added."""
     min_std: float = 1e-3
     """Lower bound of the std."""
 
@@ -236,6 +236,13 @@ def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
         if values.get(name) not in harmless and not is_read(settings):
             raise UsageError(f"{name} is read with {condition} alone: name that too, or leave {name} out")
     return settings
+
+
+def refuse_for_choices(settings: AnySettings, *names: str) -> None:
+    """Raise UsageError where one of these settings, which are read where actions are numbers, is not its default."""
+    for name in names:
+        if getattr(settings, name) != getattr(type(settings), name):
+            raise UsageError(f"{name} is read where actions are numbers alone, and here they are choices: leave it out")
 
 
 def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
