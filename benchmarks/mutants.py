@@ -141,6 +141,7 @@ ROOMS = [
     Mutant("addons/limits.py", "other.excess(one.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "1.0 + float(after.mean() - before.mean()) / size,", "float(after.mean() / before.mean()),", LIMITS, "a share of a cost grows with the cost"),
     Mutant("learning/multipliers.py", "rest = after - after.mean() / (before.mean() or 1.0) * before", "rest = after - before", LIMITS, "the error of a loss for that of a share"),
+    Mutant("learning/multipliers.py", "MIN_MEANS // (count * ranks)", "MIN_MEANS // count", LIMITS, "a measurement's noise by the number of ranks"),
     Mutant("learning/multipliers.py", "wanted - kept.mean > 2.0 * kept.error", "kept.mean > wanted", LIMITS, "a share that is kept is said to be too small"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
     Mutant("learning/worker.py", "nats = prior_mean - log_prior.double()", "nats = log_prior.double() - prior_mean", LIMITS, "likelier actions spend the log-prior budget"),

@@ -238,7 +238,7 @@ class Multipliers:
         values = (held.limit.values(rollout, self.size) for held in self.limits.values())
         return torch.from_numpy(self.limits.price(values))
 
-    def local_sums(self, deployed_rollout: Rollout | None, rollout: Rollout) -> dict[str, float]:
+    def local_sums(self, deployed_rollout: Rollout | None, rollout: Rollout, ranks: int = 1) -> dict[str, float]:
         """Return this rank's share of the sums that `metrics` takes; empty where nothing is measured.
 
         Of each limit's quantity and, where a share is kept, of the reward beyond that share of the prior's: the sum of
@@ -248,7 +248,7 @@ class Multipliers:
         if deployed_rollout is None:
             return {}
         basic = torch.from_numpy(deployed_rollout.basic)
-        sums = {"means": float(len(block_means(basic)))}
+        sums = {"means": float(len(block_means(basic, ranks)))}
         values = dict[str, Tensor]()
         for name, held in self.limits.items():
             values[name] = torch.from_numpy(held.limit.values(deployed_rollout, self.size))
@@ -259,7 +259,7 @@ class Multipliers:
             may_lose = (1.0 - self.keep) * torch.sign(self.prior_rewards.sum())
             values["surplus"] = basic - prior * (1.0 - may_lose)
         for name, quantity in values.items():
-            means = block_means(quantity)
+            means = block_means(quantity, ranks)
             sums |= {f"sum {name}": float(means.sum()), f"squares {name}": float(means.square().sum())}
         return sums
 
@@ -310,13 +310,13 @@ class Multipliers:
             self.kept.violation, self.kept.noise = state.get("off_budget"), state.get("surplus_noise")
 
 
-def block_means(values: Tensor) -> Tensor:
+def block_means(values: Tensor, ranks: int = 1) -> Tensor:
     """Return means `[..., M]` of values `[..., T, N]`, whose spread shows the noise of the total mean.
 
-    There is one for each environment; with few environments, one for each of several blocks of steps.
+    There is one for each environment; with few environments in all ranks, one for each of several blocks of steps.
     """
     *lead, steps, count = values.shape
-    blocks = math.gcd(steps, max(1, MIN_MEANS // count))
+    blocks = math.gcd(steps, max(1, MIN_MEANS // (count * ranks)))
     return values.reshape(*lead, blocks, steps // blocks, count).mean(-2).flatten(-2)
 
 

@@ -332,7 +332,7 @@ class Worker:
             "episodes": float(len(rollout.episodes.lengths)),
             "stop": float(stop),
         }
-        measured = self.multipliers.local_sums(self.deployed_rollout, rollout)
+        measured = self.multipliers.local_sums(self.deployed_rollout, rollout, self.team.count)
         numbers = torch.tensor([*totals.values(), *measured.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
         observed = moment_sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
