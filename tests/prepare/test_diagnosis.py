@@ -59,6 +59,21 @@ def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
     assert "acts no better than a policy that knows nothing" in found(lost, env=tiny("LinearQuadratic")).verdict
 
 
+def test_episodes_that_show_nothing_are_not_taken_for_a_policy_that_knows_nothing() -> None:
+    def returning(*returns: float) -> EpisodeStatistics:
+        return replace(statistics_of(0.0), basic=np.repeat(returns, 4))
+
+    rarely, never = returning(1.0, 0.0, 0.0, 0.0, 0.0), returning(0.0, 0.0, 0.0, 0.0, 0.0)
+    few = [replace(each, basic=each.basic[::4]) for each in (rarely, never, never)]
+    [said] = find_complaints(optimum(), *few)
+    assert said.startswith(
+        "these episodes do not show that it acts better than a policy that knows nothing: return 0.2"
+    )
+    [said] = find_complaints(optimum(), never, never, never)
+    assert said.startswith("it acts no better than a policy that knows nothing")
+    assert find_complaints(optimum(), rarely, never, never) == []
+
+
 def strict() -> Any:
     """An environment that refuses actions beyond its bounds, as some do."""
 

@@ -184,8 +184,13 @@ def find_complaints(
     )
     returns = [each.basic for each in (mean_action, sampled, untrained)]
     is_known = np.isfinite(np.concatenate(returns)).all()
-    if is_known and not is_better(returns[0], returns[2]) and not is_better(returns[1], returns[2]):
-        means = with_minus(f"return {returns[0].mean():,.4g}, against {returns[2].mean():,.4g}")
+    is_doubtful = is_known and not any(is_better(one, returns[2]) for one in returns[:2])
+    is_higher = any(one.mean() > returns[2].mean() for one in returns[:2])
+    means = with_minus(
+        f"return {returns[0].mean():,.4g} by the mean action and {returns[1].mean():,.4g} sampled, "
+        f"against {returns[2].mean():,.4g}"
+    )
+    if is_doubtful and not is_higher:
         sentences.append(f"it acts no better than a policy that knows nothing: {means}{question}")
     if sampled.outlier_share > MAX_OUTLIER_SHARE:
         share = f"{sampled.outlier_share:.0%} of the numbers that it sees"
@@ -200,6 +205,9 @@ def find_complaints(
     if sampled.std is not None and span is not None and sampled.std < MIN_STD_SHARE * span:
         narrow = f"its std is {sampled.std:.2g}, too narrow to try anything"
         sentences.append(f"{narrow}: where you gave it, give a larger --std, and expect large values of log prior")
+    if is_doubtful and is_higher:
+        doubt = "these episodes do not show that it acts better than a policy that knows nothing"
+        sentences.append(f"{doubt}: {means}")
     return sentences
 
 
