@@ -44,7 +44,7 @@ class Objective:
         alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing; a range,
             too. "omega" is the same number as omega, for each value of a range.
         bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone. "alpha" is
-            the same number as alpha.
+            the number that alpha begins with.
         states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
     """
 

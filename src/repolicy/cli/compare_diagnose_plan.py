@@ -42,7 +42,7 @@ class Compare(RunsPolicy):
     error: float = 0.05
     """Maximum probability of each wrong verdict, except for losses that are rare and larger than all that were seen."""
     episodes: int = 1000
-    """Maximum number of episodes of each policy, with each kind of action."""
+    """Maximum number of episodes of each policy, with each kind of action and each value of --vary."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Library that runs the environment."""
     vary: Repeated = ()
@@ -190,14 +190,14 @@ class Plan(RunsPolicy):
     samples: int | None = None
     """Number of candidates before each action; by default 32, or 150 for a tree (if actions are discrete)."""
     horizon: int | None = None
-    """Number of steps of each candidate; by default 8, 4 with --value, or 50 for a tree."""
+    """Number of steps of each candidate; by default 8, 4 with a value at its end, or 50 for a tree."""
     hz: float | None = None
     """Decisions a second; the planner then takes as many samples as this machine simulates in that time, and where
     those are fewer than 8, a shorter horizon."""
     episodes: int = 2
     """Number of episodes to evaluate, for the planner and for its prior."""
     steps: int = 1000
-    """Maximum number of steps of an episode."""
+    """Maximum number of steps of an episode of the evaluation."""
     live: bool = False
     """Show the planner at work on a page of this machine, with sliders for its weights, until Ctrl-C."""
     port: int = 8000

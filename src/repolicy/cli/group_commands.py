@@ -126,6 +126,8 @@ class ResidualQLearning(Run):
 
     out: Path | None = None
     """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
+    trust: bool = False
+    """Run code that the resumed run or the prior's file names as environment or add-on."""
     named_settings: Settings = field(default_factory=Settings)
 
 

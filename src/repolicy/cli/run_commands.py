@@ -57,8 +57,8 @@ class Train(Run):
     """For a Dict observation, the parts that the policy sees: KEY or KEY,KEY. By default state or policy if there is a
     part for the critic too, else all."""
     observe_critic: str = ""
-    """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
-    policy, else what the policy sees."""
+    """What the critic sees, while training: KEY or KEY,KEY. By default, if --observe is not named, privileged_state
+    beside state, critic beside policy; else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     trust: bool = False
@@ -120,14 +120,14 @@ class Customize(Run, CustomizesPrior):
     else a third of ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
-    old reward if ω′ is left out or is a range; with one value of ω′ it is 0, as in the paper."""
+    old reward if ω′ is left out or is a range; with one value of ω′, a budget in nats, kl or greedy it is 0."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: separate omega and alpha; kl: omega equal to alpha; greedy: the add-on alone."""
     observe: str = ""
     """For a Dict observation, parts that the policy sees: KEY or KEY,KEY; by default the one that fits the prior."""
     observe_critic: str = ""
-    """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
-    policy, else what the policy sees."""
+    """What the critic sees, while training: KEY or KEY,KEY. By default, if --observe is not named, privileged_state
+    beside state, critic beside policy; else what the policy sees."""
     init: str = "auto"
     """copy: the actor starts as the prior; clone: it is first fitted to the prior, which only scores; auto: clone only
     what cannot be copied; FILE: it starts as another policy of the prior's shape, such as one that plan saved."""
@@ -169,7 +169,7 @@ class Imitate(Command):
     data: Annotated[str, Positional("DATA")]
     """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
     env: str | None = None
-    """Environment in which the policy is checked and tried, and in which customize then continues."""
+    """Environment in which the policy is checked and, but for a flow, tried, and in which customize then continues."""
     hidden: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     state_std: bool = False
@@ -179,7 +179,7 @@ class Imitate(Command):
     chunk: int = 1
     """For a flow: the number of successive actions in its output."""
     seed: int = 0
-    """Seed of the network and of the choice of held-out data."""
+    """Seed of the network, and of the choice of held-out data (a flow holds none out)."""
     out: Path | None = None
     """The policy's file; by default imitated.safetensors, or flow.onnx."""
 

@@ -202,7 +202,7 @@ class Takeover(RunsPolicy):
     keys: Literal["window", "terminal"] = "window"
     """Where keys are read; without a display choose terminal."""
     steps: int = 2000
-    """Number of steps."""
+    """Number of steps of the whole record, with those before --resume."""
     out: Path = Path("record.jsonl")
     """The record, with one line for each step."""
     resume: bool = False

@@ -52,7 +52,8 @@ def train(
         env: an id, or a function that makes one environment.
         objective: the terms of the return and their weights; by default `soft()`, with the usual alpha.
         out: the run's folder, for all its files; by default `runs/ENV-OBJECTIVE-SEED`.
-        settings: how to train, such as `{"steps": 300_000}`; the rest is as in `train_defaults(env)`.
+        settings: how to train, such as `{"steps": 300_000}`; the rest is as in `train_defaults(env)`. A `Settings` is
+            taken whole.
         addon: an add-on reward for the objective `full`: a name, a function, or a list of them.
         resume: continue the run in the folder, if there is one; arguments that are not given stay as they were.
         callbacks: objects that follow the run, with the methods of `repolicy.learning.run.Callback`.
@@ -61,8 +62,8 @@ def train(
             reported on stderr in any case.
         observe: the parts of a Dict observation that the policy sees, "KEY,KEY"; by default `state` or `policy` if
             there is a part for a critic too, else all.
-        observe_critic: the parts that the critic sees; by default `privileged_state` beside `state`, `critic` beside
-            `policy`, else what the policy sees.
+        observe_critic: the parts that the critic sees; by default, if `observe` is not named, `privileged_state`
+            beside `state`, `critic` beside `policy`; else what the policy sees.
         trust: run code that the resumed run names as its add-on.
     """
     callbacks = [*callbacks, *session.display_callbacks(progress)]
@@ -130,8 +131,8 @@ def customize(
         addon: the new requirement as a reward: a name, a function, or a list of them.
         objective: the terms of the return and their weights; by default `residual()`, with weights that are found.
         out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
-        settings: how to train, such as `{"steps": 300_000}`; the rest follows from the prior's
-            shape and the steps (docs/train.md).
+        settings: how to train, such as `{"steps": 300_000}`; the rest follows from the prior's shape and the steps
+            (docs/train.md). A `Settings` is taken whole.
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
         resume: continue the run in the folder, if there is one; arguments that are not given stay as they were.
         callbacks: objects that follow the run, with the methods of `repolicy.learning.run.Callback`.

@@ -75,7 +75,7 @@ def sweep(
             a third of the smallest ω′ above 0.
         out: the sweep's folder; by default `runs/PRIOR-sweep`.
         settings: how to train each point, such as `{"steps": 300_000}`; the rest follows from the prior's
-            shape and the steps (docs/train.md).
+            shape and the steps (docs/train.md). A `Settings` is taken whole.
         states: the price on states; by default what a nat is worth in the old reward.
         env: the environment; by default the one that the prior was trained in.
         resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.
