@@ -44,6 +44,8 @@ ROOMS = [
     Mutant("envs/rollout.py", "memories=self._addon_memories", "memories={}", GAITS, "each rollout begins without a past"),
     Mutant("envs/batches.py", "if type(part) in RESEEDERS:", "if False:", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "trainable_copy(initial_policy or prior)", "trainable_copy(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
+    Mutant("learning/segments.py", "candidate._replace(evaluation=self.means(ours))", "candidate", "tests/learning/test_candidate.py", "a card with the evaluation that selected it"),
+    Mutant("learning/segments.py", "if count > 1 else math.nan", "", "tests/learning/test_candidate.py", "one episode without an error"),
     Mutant("learning/segments.py", "Worker(request, prior, team, scoring_prior, initial_policy)", "Worker(request, initial_policy or prior, team, scoring_prior, initial_policy)", BEGINNING, "what the actor begins as scores it"),
     Mutant("addons/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("addons/wish_file.py", "if not (features or needs_no_code(named_features)):", "if False:", WISH_FILE, "code that a wish's file names"),

@@ -115,7 +115,9 @@ def test_who_is_clearly_better_and_no_shorter_is_handed_out(tmp_path: Path, monk
     [note] = run.segments.notes
     assert "the policy after 104 steps is handed out" in note
     assert note.endswith("last.safetensors")
-    assert read_policy(run.segments.folder.policy).card["steps"] == 104
+    card = read_policy(run.segments.folder.policy).card
+    assert card["steps"] == 104
+    assert card["evaluation"]["evaluation_objective"] == pytest.approx(50.0 + NOISE[1].mean())  # of the new episodes
 
 
 def test_who_was_only_lucky_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +126,16 @@ def test_who_was_only_lucky_is_not_handed_out(tmp_path: Path, monkeypatch: pytes
     run.ends(1.0, np.where(np.arange(32) < 8, 50.0, 38.0), WHOLE)
     run.ends(2.0, np.full(32, 40.0), WHOLE, last=True)
     assert run.played[-2:] == [(1.0, 32), (2.0, 32)]
+    assert run.files() == [("last", 2.0)] * 2
+
+
+def test_one_episode_tells_no_error_and_hands_out_no_earlier_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch)
+    run.segments.worker.settings = replace(SETTINGS, evaluation_episodes=1)
+    assert np.isnan(run.ends(1.0, 50.0 + NOISE[0], WHOLE)["evaluation_error"])
+    run.ends(2.0, 10.0 + NOISE[1], WHOLE, last=True)
     assert run.files() == [("last", 2.0)] * 2
 
 

@@ -5,6 +5,7 @@ was interrupted or not. So a run that was killed and resumed ends with the same 
 ends with a short evaluation, a policy's file, and a checkpoint.
 """
 
+import math
 import reprlib
 import time
 from collections.abc import Callable, Iterator
@@ -203,7 +204,8 @@ class Segments:
             f"{name} is handed out: its objective of an episode is above the last policy's by {gain} "
             f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
         )
-        return candidate
+        # The evaluation by which it was selected was the highest of several, and so is too good.
+        return candidate._replace(evaluation=self.means(ours))
 
     def write(self, path: Path, candidate: Candidate, which: str) -> None:
         worker = self.worker
@@ -221,14 +223,18 @@ class Segments:
     def evaluate(self) -> dict[str, float]:
         """Return the means of a few sampled episodes over all ranks; their seeds are the same in all segments."""
         policy, _ = at_dial_middle(self.worker.learner.policy, self.worker.objective)
-        values = self.run_episodes(policy, 1, Stream.EVALUATION)
+        return self.means(self.run_episodes(policy, 1, Stream.EVALUATION))
+
+    def means(self, values: dict[str, np.ndarray]) -> dict[str, float]:
+        """Return the means of episodes over all ranks, with the standard error of the objective's."""
         objectives = values["evaluation_objective"]
         sums = [float(len(objectives)), float(np.square(objectives).sum())]
         sums += [float(each.sum()) for each in values.values()]
         count, squares, *totals = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         by_name = dict(zip(values, totals, strict=True))
         means = {name: total if name == ENDED_EARLY else total / count for name, total in by_name.items()}
-        error = Estimate.of(by_name["evaluation_objective"], squares, count).error
+        # One episode tells no error, so it also beats nothing.
+        error = Estimate.of(by_name["evaluation_objective"], squares, count).error if count > 1 else math.nan
         return means | {"evaluation_error": error}
 
     def run_episodes(self, policy: Policy, factor: int, stream: Stream) -> dict[str, np.ndarray]:
