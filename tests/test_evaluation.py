@@ -119,7 +119,7 @@ def test_what_is_a_step_has_the_weight_of_its_episodes_length() -> None:
     column, steps = Column("speed", values, lengths), np.repeat(values, lengths)
     assert (column.mean, column.std) == pytest.approx((steps.mean(), steps.std()))
     plain = Column("speed", values)
-    assert (plain.mean, plain.std) == pytest.approx((values.mean(), values.std()))
+    assert (plain.mean, plain.std) == pytest.approx((values.mean(), values.std(ddof=1)))
     assert plain.error == pytest.approx(values.std(ddof=1) / 3**0.5)
 
 
@@ -151,7 +151,7 @@ def test_each_episode_is_in_the_file() -> None:
     assert (values["episodes"], values["each"]["length"]) == (6, [8.0] * 6)
     for name in ("basic_reward", "addon_reward", "total_reward"):
         assert values["summary"][name]["mean"] == pytest.approx(np.mean(values["each"][name]))
-        assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name]))
+        assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name], ddof=1))
 
 
 def test_one_episode_has_no_std() -> None:

@@ -32,6 +32,9 @@ class Column(NamedTuple):
 
     @property
     def std(self) -> float:
+        """The std of episodes, by n − 1; with weights, of the steps that they stand for. 0 for a single episode."""
+        if self.weights is None and len(self.values) > 1:
+            return float(self.values.std(ddof=1))
         return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.weights)))
 
     @property

@@ -158,7 +158,7 @@ def test_a_table_shows_what_episodes_vary_by() -> None:
     lost = dataclasses.replace(evaluation(np.array([-1.0, 0.0]), np.zeros(2)), deterministic=False)
     first, point = (Point(np.inf, Path("nowhere"), each, each) for each in (made, lost))
     _, rows = SweepResult({}, Path("nowhere"), first, [point], {}).table()
-    assert [row[1:3] for row in rows] == [["2.00 ± 1.00", "100%"], ["−0.50 ± 0.50", "−25%"]]
+    assert [row[1:3] for row in rows] == [["2.00 ± 1.41", "100%"], ["−0.50 ± 0.71", "−25%"]]
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
 
 def test_one_episode_has_no_spread() -> None:
     assert Column("", np.array([7.5])).describe() == "7.50"
-    assert Column("", np.array([7.0, 8.0])).describe() == "7.50 ± 0.50"
+    assert Column("", np.array([7.0, 8.0])).describe() == "7.50 ± 0.71"
 
 
 def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:

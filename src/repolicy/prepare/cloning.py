@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.differences import Column
 from repolicy.envs import Collector, HasSpaces, Rollout, make_envs
 from repolicy.errors import UsageError
 from repolicy.evaluation import Evaluation, evaluate
@@ -243,4 +244,5 @@ def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
     """Return the mean and the std of the basic return, or None where the environment gives no reward."""
     if not np.isfinite(evaluation.basic).all():
         return None
-    return float(evaluation.basic.mean()), float(evaluation.basic.std())
+    returns = Column("", evaluation.basic)
+    return returns.mean, returns.std

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon
+from repolicy.differences import Column
 from repolicy.envs import Backend, Rollout, check_fit, make_envs, probe_env
 from repolicy.errors import UsageError
 from repolicy.evaluation import EVALUATION_SEED, MAX_ENVS, Evaluation, run_episodes
@@ -45,7 +46,8 @@ class EpisodeStatistics:
         sums = {"addon": self.addon, "length": self.lengths}
         if np.isfinite(self.basic).all():
             sums = {"basic": self.basic} | sums
-        return {name: [float(values.mean()), float(values.std())] for name, values in sums.items()} | {
+        columns = {name: Column("", values) for name, values in sums.items()}
+        return {name: [column.mean, column.std] for name, column in columns.items()} | {
             "fell": float(self.terminated.mean()), "std": self.std, "entropy": self.entropy, "far": self.outlier_share
         }  # fmt: skip
 
