@@ -160,6 +160,25 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     assert command_options(theirs, Options()) == ["--std", "0.2", "--file-activation", "elu"]
 
 
+@pytest.mark.parametrize(
+    ("card", "of"),
+    [
+        (
+            {"nat_worth": {"value": 9.0, "error": 0.1, "episodes": 8}},
+            "a nat of log prior is worth 9 ± 0.1 of the reward that it was trained with",
+        ),
+        ({"nat_worth": {"value": 9.0, "error": 8.0, "episodes": 8}}, "of the environment's reward"),
+    ],
+)
+def test_the_worth_in_a_file_is_of_the_reward_that_it_was_trained_with(
+    card: dict[str, Any], of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_policy("mine.safetensors", optimum(), card | {"request": {"addons": [tiny("stay_near")]}})
+    code, _, err = typed(capsys, "diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"))
+    assert code == 0
+    assert of in err
+
+
 def test_no_return_is_shown_where_the_environment_tells_no_reward(capsys: pytest.CaptureFixture[str]) -> None:
     save_policy("mine.safetensors", optimum(), {})
     words = ("diagnose", "mine.safetensors", "--env", tiny("WithoutReward"), "--addon", tiny("stay_near"))

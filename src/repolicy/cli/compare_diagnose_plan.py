@@ -126,17 +126,19 @@ class Diagnose(OpensPolicy):
         backend = [] if self.backend == "auto" else ["--backend", self.backend]
         command = shlex.join([*words, *diagnosis.suggested_options, *reading, *backend])
         terminal.say(diagnosis.verdict, *diagnosis.complaints[1:], *origin_notes(saved.card))
-        _print_diagnosis(terminal, diagnosis, describe_clipped_weights(self.addon))
+        is_its_own = diagnosis.worths.basic is worth and saved.card.get("request", {}).get("addons")
+        reward = "the reward that it was trained with" if is_its_own else "the environment's reward"
+        _print_diagnosis(terminal, diagnosis, reward, describe_clipped_weights(self.addon))
         terminal.say(f"  {command}")
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": command}
 
 
-def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", addon_words: str) -> None:
-    """Print the statistics of the episodes, the worth of a nat, and advice on weights."""
+def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", reward_words: str, addon_words: str) -> None:
+    """Print the statistics of the episodes, the worth of a nat in both rewards, and advice on weights."""
     rows = _statistics_rows((diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained))
     terminal.say(format_table(["", "mean action", "sampled", "untrained"], rows))
     worths, weights = diagnosis.worths, diagnosis.weights
-    for worth, reward in ((worths.basic, "the environment's reward"), (worths.addon, addon_words)):
+    for worth, reward in ((worths.basic, reward_words), (worths.addon, addon_words)):
         if worth is not None:
             doubt = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
             value = with_minus(f"{worth.value:.2g} ± {worth.error:.1g}")
