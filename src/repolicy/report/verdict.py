@@ -70,7 +70,7 @@ def verdict(
 
 
 def _describe_limits(evaluation: Evaluation) -> list[str]:
-    """Return for each limit whether it holds, with its mean: `limit energy<=0.09 holds (0.0894 ± 0.0003)`."""
+    """Return for each limit whether it holds, with its mean: `limit energy<=0.09 holds (0.0884 ± 0.0003)`."""
     described = []
     for text in evaluation.limits:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
@@ -81,7 +81,7 @@ def _describe_limits(evaluation: Evaluation) -> list[str]:
         elif excess > 0:
             outcome = f": cannot tell, {excess_words} beyond it may be chance"
         else:
-            outcome = " holds"
+            outcome = " holds" if excess < -LIMIT_ERRORS * column.error else " holds in these episodes"
         described.append(f"limit {text}{outcome} ({value_and_error(column.mean, column.error)})")
     return described
 
@@ -94,7 +94,7 @@ def _describe_kept_share(pair: Pair, keep: float) -> str:
     # Both means have errors. That of their ratio is the error of what is left beyond the ratio times the old returns.
     ratio = 1.0 + change.value / change.before if change.before else 1.0
     error = differences(replace(pair[0], basic=ratio * pair[0].basic), pair[1])["basic_reward"].error / size
-    outcome = "that holds"
+    outcome = "that holds" if share - keep > LIMIT_ERRORS * error else "that holds in these episodes"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
     kept = with_minus(f"{share:.1%} ± {error:.1%}")
