@@ -115,6 +115,13 @@ def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() ->
     assert found(*SWEPT, (0.0, -1.9e6, -10.0)).verdict == "the trade-off bends at ω′ 0.3"
 
 
+def test_a_sweeps_points_are_one_training_run_each_and_a_dials_are_one_network() -> None:
+    dial = found(*SWEPT)
+    sweep = dataclasses.replace(dial, request={"settings": {}})
+    assert sweep.verdict == f"{dial.verdict}, of one training run a point: another --seed may move it"
+    assert ["Each point is one training run" in tradeoff_note(each) for each in (sweep, dial)] == [True, False]
+
+
 def test_a_line_has_no_knee_and_a_loss_is_called_one() -> None:
     assert "has no knee" in found(SWEPT[0], SWEPT[4]).verdict
     assert found((np.inf, 10.0, 5.0), (0.1, 9.0, 4.0)).verdict == "no value of ω′ gains on the prior"

@@ -374,6 +374,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(
     runs: tuple[RunFolder, RunFolder], tmp_path: Path
 ) -> None:
     folder, told = copied(runs[0], tmp_path / "run"), list[str]()
+    (folder.path / "report.html").unlink(missing_ok=True)
     (folder.path / "report.html").mkdir()
     with pytest.raises(FileError, match="report.html is no file that could be written"):
         write_report(folder.path, say=told.append)

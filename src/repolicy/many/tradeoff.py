@@ -90,6 +90,11 @@ class SweepResult:
         return self.has_basic_reward and not self.is_addon_dialed
 
     @property
+    def has_a_run_a_point(self) -> bool:
+        """Whether each point was trained by itself; the positions of a dial are one network's."""
+        return "settings" in self.request
+
+    @property
     def cost_name(self) -> str:
         """The quantity on the horizontal axis of the trade-off."""
         return "basic_reward" if self.has_basic_reward else "kl_a_step"
@@ -106,7 +111,10 @@ class SweepResult:
 
     @cached_property
     def _knee_and_verdict(self) -> tuple[int | None, str]:
-        """Return the index and the sentence; a knee is certain if it stays where episodes are resampled (bootstrap)."""
+        """Return the index and the sentence; a knee must stay where episodes are resampled (bootstrap).
+
+        Another run with another seed may move it: a sweep has one a point.
+        """
         if not self.is_curve:
             return None, "the points lie on no one curve, so none of them is a bend"
         if not any(point.addon > self.prior.addon for point in self.points):
@@ -117,7 +125,8 @@ class SweepResult:
         has_errors = len(self.prior.mean.basic) > 1  # one episode has none
         if not has_errors or np.mean(self._knee_positions(np.random.default_rng(0)) == position) < MIN_AGREEMENT:
             return None, "no clear knee: the points' errors are too large; try more --episodes or --steps"
-        return int(position) - 1, f"the trade-off bends at {self.name(self.points[position - 1])}"
+        one_run = ", of one training run a point: another --seed may move it" if self.has_a_run_a_point else ""
+        return int(position) - 1, f"the trade-off bends at {self.name(self.points[position - 1])}{one_run}"
 
     @property
     def best(self) -> int | None:
@@ -208,7 +217,7 @@ class SweepResult:
         lines = [self.verdict, f"{self.request['env']}: what each {self.symbol} keeps and gains, {self.basis}"]
         lines.append(format_table(*self.table()))
         chosen = self.knee if self.knee is not None else self.best
-        if chosen is not None and "settings" in self.request:  # a dial has no settings
+        if chosen is not None and self.has_a_run_a_point:
             point = self.points[chosen]
             file = f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}"
             lines.append(f"{file}; to train it for longer: {self.longer(point)}")

@@ -136,9 +136,12 @@ def tradeoff_note(swept: SweepResult) -> str:
     if swept.best is not None:
         others = f" ({format_count(swept.tied_points, 'other')} cannot be told from it)" if swept.tied_points else ""
         best = f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}{others}; "
+    one_run = ""
+    if swept.has_a_run_a_point:
+        one_run = " Each point is one training run, and all this covers its episodes only: another --seed may move it."
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
-        f"The grey dot is the prior; {escape(best)}{knee}. A click on a point chooses it."
+        f"The grey dot is the prior; {escape(best)}{knee}.{one_run} A click on a point chooses it."
     )
 
 
