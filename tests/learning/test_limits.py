@@ -204,14 +204,14 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
 def test_the_prior_is_measured_for_as_long_as_its_time_limit(prior: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 3)
     request = Request(tiny("endless_with_time_limit"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
-    rewards, reward = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
-    assert (rewards.tolist(), reward) == ([1.0] * 5 + [0.0], 1.0)
+    rewards, *rest = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
+    assert (rewards.tolist(), rest) == ([1.0] * 5 + [0.0], [1.0, 0.0])
 
 
 def test_a_step_of_the_prior_earns_the_same_however_long_its_episodes_are(prior: Path) -> None:
     """Each step pays 1 and is the last one with probability 0.2, so few episodes are as long as the longest."""
     request = Request(tiny("Mortal"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
-    rewards, reward = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
+    rewards, reward, _ = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
     assert reward == pytest.approx(1.0)
     assert float(rewards[:-1].mean()) < 0.5
     held = multipliers(keep=0.9)

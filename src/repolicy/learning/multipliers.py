@@ -227,7 +227,7 @@ class Multipliers:
         self.may_lose = max(1.0 - (self.keep or 0.0), MIN_LOST_SHARE)  # a share; by how much more `kept` is off by 1
 
     def hold_share(self, prior_rewards: Tensor, step_reward: float) -> None:
-        """Keep a share of what `measure_prior_rewards` returned."""
+        """Keep a share of the rewards that `measure_prior_rewards` returned."""
         self.prior_rewards = prior_rewards
         self.kept.unit = self.may_lose * max(abs(step_reward), 1e-12)
 
@@ -337,25 +337,26 @@ def deployed_episodes(policy: MeanPrior | Policy, request: Request) -> Evaluatio
         return run_episodes(policy, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
 
 
-def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float]:
-    """Return the prior's mean reward at each age of an episode `[L]`, and of all steps.
+def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float, float]:
+    """Return the prior's mean reward at each age of an episode `[L]`, that of all steps, and its return's standard error.
 
     The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
     """
     cap = episode_cap(probe_env(request.env, request.settings.backend).limit)
-    measured = torch.zeros(cap + 1, dtype=torch.float64)
+    measured = torch.zeros(cap + 2, dtype=torch.float64)
     if team.index == 0:
         episodes = deployed_episodes(prior, request)
         assert episodes.steps is not None
         rewards = episodes.steps.rewards[:cap]
         is_running = np.arange(len(rewards))[:, None] < episodes.lengths
         measured[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))
-        measured[-1] = episodes.lengths.mean()
+        measured[-2] = episodes.lengths.mean()
+        measured[-1] = Column("", episodes.basic).error
     team.sum(measured)
-    means, length = measured[:-1], float(measured[-1])
+    means, (length, error) = measured[:-2], measured[-2:].tolist()
     last = int(means.nonzero().max()) if means.any() else 0
     rewards_by_age = means[: last + 1]
-    return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length
+    return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length, error
 
 
 MORE_STEPS = "the weights follow slowly, and more --steps give them time"

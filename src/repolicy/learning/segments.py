@@ -25,7 +25,7 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
-from repolicy.prepare.spending import COMPARISON_FACTOR, probe_count
+from repolicy.prepare.spending import COMPARISON_FACTOR, RETURN_EPISODES, probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import (
@@ -301,15 +301,20 @@ class Segments:
     def measure_prior(self) -> list[str]:
         """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
         self.seed_modules()
-        worker = self.worker
-        if worker.acting_prior is not None and worker.multipliers.keep:
-            worker.multipliers.hold_share(*measure_prior_rewards(worker.acting_prior, worker.request, self.team))
+        worker, sentences = self.worker, list[str]()
+        if worker.acting_prior is not None and (keep := worker.multipliers.keep):
+            rewards, step_reward, error = measure_prior_rewards(worker.acting_prior, worker.request, self.team)
+            worker.multipliers.hold_share(rewards, step_reward)
+            share = error / max(abs(float(rewards.sum())), 1e-12)
+            if share > 1.0 - keep:
+                error_words = f"the prior's return in {RETURN_EPISODES} episodes has an error of {share:.1%}"
+                sentences.append(f"{error_words}, more than may be lost: what is kept is as uncertain")
         if worker.prior is None or not worker.objective.reads_states:
-            return []
+            return sentences
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)
         left_out = worker.density.constant_observations
         what = f"{format_count(len(left_out), 'observation')}, {reprlib.repr(left_out)}"
-        return [f"left out of the prior's states, as constant: {what}"] if left_out else []
+        return sentences + [f"left out of the prior's states, as constant: {what}"] * bool(left_out)
 
 
 def objective_of(evaluation: dict[str, float]) -> Estimate:
