@@ -338,7 +338,7 @@ def deployed_episodes(policy: MeanPrior | Policy, request: Request) -> Evaluatio
 
 
 def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float, float]:
-    """Return the prior's mean reward at each age of an episode `[L]`, that of all steps, and its return's standard error.
+    """Return the prior's mean reward at each age of an episode `[L]` and of all steps, and its return's standard error.
 
     The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
     """
