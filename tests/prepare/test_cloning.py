@@ -91,6 +91,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.05)
     [sentence] = [sentence for sentence in said.said if "nats a step from" in sentence]
     assert "with a return of −" in sentence
+    assert sentence.endswith("(mean ± std)")
     assert ("where the prior has −" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
     saved, request = read_policy(folder.prior), folder.load_request()

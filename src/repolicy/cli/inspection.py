@@ -135,7 +135,7 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
         # The schema of cards allows any number of scores, also none.
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         score = with_minus(f"{mean:,.0f} ± {std:,.0f}")
-        facts["score"] = f"{score}, mean action, {card['scores']['episodes']} episodes"
+        facts["score"] = f"{score} (mean ± std), mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
     return facts
 

@@ -214,6 +214,7 @@ class CloneComparison:
             if self.prior_return is not None:
                 mean, std = self.prior_return
                 text += f" where the prior has {format_digits(mean, 4)} ± {format_digits(std, 2)}"
+            text += " (mean ± std)"
         if self.kl > KL_WARNING:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
         if self.kl < NEGATIVE_KL_WARNING:

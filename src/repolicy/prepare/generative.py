@@ -173,6 +173,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
         decisions += (BEST_OF_DRAWS + 1) * evaluation.environment_steps
     except UsageError as error:
         notes.append(f"{label} is not known: {error}")
+    notes[0] += " (± is the standard error)"
     return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], decisions
 
 
