@@ -118,8 +118,7 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
     page = (tmp_path / "report.html").read_text()
     records = [Record.read(tmp_path / f"round-{number}" / "record.jsonl") for number in range(3)]
-    shares = [record.person.mean() for record in records]
-    assert all(f"<td>{share:.1%}</td>" in page for share in shares)
+    assert all(f"<td>{record.person.mean():.1%} ± {record.rate_error:.1%}</td>" in page for record in records)
     had = [open_wish(str(tmp_path / f"round-{number}" / "wish-1.safetensors")) for number in (0, 1)]
     cells = [f"{wish.theta[0]:.3g} ± {wish.covariance[0, 0] ** 0.5:.2g}".replace("-", "−") for wish in had]
     assert all(f"<td>{cell}</td>" in page for cell in cells)

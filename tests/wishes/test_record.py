@@ -180,3 +180,21 @@ def test_a_damaged_line_within_a_record_is_told_and_not_dropped(policy: Path, tm
     with pytest.raises(FileError, match="line 2 is no line of a record"):
         record(found, PENDULUM, path, 5, push, resume=True)
     assert path.read_bytes() == damaged
+
+
+def test_a_share_of_few_long_take_overs_is_uncertain() -> None:
+    """Take-overs of 30 steps that come by chance; one that an episode ends is another one in the next."""
+    random, zeros = np.random.default_rng(0), np.zeros(2000)
+
+    def recorded() -> Record:
+        person = np.convolve(random.random(2000) < 0.002, np.ones(30))[:2000] > 0
+        return Record.of(
+            {"episode": zeros, "observation": zeros, "action": zeros, "next": zeros, "person": person}, "X-v0"
+        )
+
+    found = [recorded() for _ in range(300)]
+    errors = np.sqrt(np.mean([np.square(each.rate_error) for each in found]))
+    assert errors == pytest.approx(np.std([each.rate for each in found]), rel=0.15)
+    whole = dict.fromkeys(("observation", "action", "next"), zeros[:4]) | {"person": np.ones(4)}
+    split = Record.of(whole | {"episode": np.arange(4) // 2}, "X-v0")
+    assert (split.rate, split.rate_error) == (1.0, pytest.approx(8**0.5 / 4))

@@ -339,7 +339,8 @@ def learn_wish(
         if len(last.person) < steps:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")
             break
-        say(f"round {number}: the person acted in {last.rate:.1%} of {len(last.person):,} steps")
+        share = f"{last.rate:.1%} ± {last.rate_error:.1%}"
+        say(f"round {number}: the person acted in {share} of {len(last.person):,} steps")
         records.append(last)
         policies.append(now)
         write_rounds(out, teaching.features, records, [each.wish for each in policies], rate)

@@ -119,6 +119,13 @@ class Record:
         """The share of steps in which the person acted."""
         return float(self.person.mean())
 
+    @property
+    def rate_error(self) -> float:
+        """The standard error of the share, where take-overs are independent; it is large if they are few and long."""
+        goes_on = np.append(False, (self.episode[1:] == self.episode[:-1]) & self.person[:-1])
+        lengths = np.bincount(np.cumsum(~goes_on)[self.person])
+        return float(np.sqrt(np.sum(np.square(lengths)))) / len(self.person)
+
     @classmethod
     def joined(cls, records: "list[Record]") -> "Record":
         """Return several records of one environment as one."""

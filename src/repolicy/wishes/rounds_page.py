@@ -25,8 +25,13 @@ def write_rounds(
     curve = charts.curve(title, [*range(len(shares))], shares, until, levels={"enough": rate})
     drawn = charts.chart_grid([curve]) if curve else ""
     rows = [
-        [f"round {number}", f"{share:.1%}", f"{record.person.sum():,}", f"{len(record.person):,}"]
-        for number, (share, record) in enumerate(zip(shares, records, strict=True))
+        [
+            f"round {number}",
+            f"{each.rate:.1%} ± {each.rate_error:.1%}",
+            f"{each.person.sum():,}",
+            f"{len(each.person):,}",
+        ]
+        for number, each in enumerate(records)
     ]
     parts = [
         page.section("How often you acted", page.table(["", "your share", "your steps", "steps"], rows), drawn),
