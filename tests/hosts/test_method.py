@@ -125,6 +125,16 @@ def test_what_was_found_goes_on_beside_what_is_named_today(
     assert (today.kl_budget, today.log_prior_budget) == (kl_budget, log_prior_budget)
 
 
+def test_a_method_that_goes_on_has_its_curves_and_its_verdict() -> None:
+    method, again = (Method(Steering(residual(0.5, 0.25)), Pushing()) for _ in range(2))
+    critic = nn.Linear(1, 1)
+    for each in (method, again):
+        each.normalize_critic(critic, critic)
+    method.curves, method.verdict_episodes = {"steps": [4], "entropy": [0.5]}, [{"who": "prior", "lengths": [3.0]}]
+    again.resume(method.state())
+    assert again.state() == method.state()
+
+
 def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
     method, rates = Method(Steering(residual(0.5, 0.25), critic_warmup=1), Pushing()), list[float]()
     method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))

@@ -156,6 +156,10 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
         [each[name] for name in moving] for each in whole.metrics[6:]
     ]
 
+    done = Log()  # as if it had stopped after its last checkpoint, before it said what it ends with
+    customize(prior, WISH, out=tmp_path / "whole", resume=True, trust=True, **again | {"callbacks": [done]})
+    assert done.said[-2:] == whole.said[-2:]
+
 
 def test_what_a_limit_holds_is_told_of_the_priors_mean_action(prior: Path) -> None:
     request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), FEW, (WISH,), "a checksum")

@@ -14,7 +14,9 @@ from tiny_envs import tiny
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import train
 from repolicy.objective import full, greedy
+from repolicy.policies.file import save_policy
 from repolicy.prepare.claiming import claim_folder
+from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, kept_modules, seed_modules
 from repolicy.runs.settings import Settings
@@ -93,13 +95,24 @@ def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request,
 def test_what_draws_from_the_modules_own_generators_is_resumed_to_the_bit(asked: Request, tmp_path: Path) -> None:
     draws = "np.random.random(len(obs)) + random.random() + torch.rand(()).item()"
     (tmp_path / "r.py").write_text(f"import random, torch\nimport numpy as np\ndef f(obs, *_): return {draws}\n")
-    settings, whole, cut, log = replace(SMALL, ranks=1, hidden=(8,)), tmp_path / "whole", tmp_path / "cut", Log()
+    settings = replace(SMALL, ranks=1, hidden=(8,), evaluation_episodes=2)
+    whole, cut, log = tmp_path / "whole", tmp_path / "cut", Log()
     train(asked.env, full(0.1), whole, settings, addon=asked.addons)
     shutil.copytree(whole, cut)
     max((cut / "checkpoints").iterdir()).unlink()
     train(asked.env, full(0.1), cut, settings, addon=asked.addons, resume=True, callbacks=[log])
     assert same(weights(whole), weights(cut))
     assert not any("do not repeat" in said for said in log.said)
+
+    saved = read_policy(cut / "policy.safetensors")  # as if it had stopped after its last checkpoint
+    wanted = saved.card["nat_worth"]
+    save_policy(
+        cut / "policy.safetensors",
+        saved.policy,
+        {name: part for name, part in saved.card.items() if name != "nat_worth"},
+    )
+    train(asked.env, full(0.1), cut, settings, addon=asked.addons, resume=True)
+    assert read_policy(cut / "policy.safetensors").card["nat_worth"] == wanted
 
 
 def test_the_modules_own_generators_are_left_as_they_were() -> None:

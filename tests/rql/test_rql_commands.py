@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.wrappers import TimeLimit
 from known_problems import Bounded, Table, Walk, constant, wild_prior
 from small_runs import Log
 from typed_commands import answered, failed
@@ -23,6 +25,7 @@ from repolicy.objective import full, kl, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.states import fit_prior_density
 from repolicy.priors.opening import read_policy
 from repolicy.readers.reading import Options
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
@@ -134,6 +137,26 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     assert RunFolder(tmp_path / "whole", Request).request().objective == residual(0.3, 0.1, 0.3)
     assert "11,000 steps of the environment in all: 200 to train, 10,800 for the prior's states" in heard.said
     assert not any("may lose the old task" in said for said in heard.said)
+
+
+def test_the_priors_states_are_the_same_in_an_environment_that_draws_from_numpys_own_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noisy(PendulumEnv):
+        def step(self, action: np.ndarray) -> Any:
+            observation, *rest = super().step(action)
+            return observation + np.random.normal(0.0, 0.1, 3).astype(np.float32), *rest
+
+    densities = []
+    monkeypatch.setattr(
+        "repolicy.rql.customizing.fit_prior_density",
+        lambda *asked: densities.append(fit_prior_density(*asked)) or densities[-1],
+    )
+    prior = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(8,)))
+    for name in ("one", "other"):
+        objective, out = residual(0.3, 0.1, 0.3), tmp_path / name
+        customize(prior, objective, out, QUICK, addon=UPRIGHT, env=lambda: TimeLimit(Noisy(), 100))
+    assert densities[0].mean.tolist() == densities[1].mean.tolist()
 
 
 def test_a_prior_is_named_as_elsewhere(tmp_path: Path) -> None:

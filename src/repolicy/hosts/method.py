@@ -304,6 +304,7 @@ class Method:
         """Continue from a `state`."""
         self.steering.resume(state, *self.user_settings)
         self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
+        self.verdict_episodes = [*state.get("compared", ())]
         if state.get("moved"):
             self.update_kl_sums = torch.tensor(state["moved"], dtype=torch.float64)
 

@@ -22,7 +22,18 @@ from repolicy.prepare.beginning import Start
 from repolicy.prepare.claiming import claim_folder
 from repolicy.prepare.worth import measure_worth
 from repolicy.priors import ScoringPrior, prior_from_source, read_policy
-from repolicy.runs import Request, Result, RunFolder, kept_modules, polite_interrupt, ranks, torchrun_place
+from repolicy.runs import (
+    Request,
+    Result,
+    RunFolder,
+    Stream,
+    derived_seed,
+    kept_modules,
+    polite_interrupt,
+    ranks,
+    seed_modules,
+    torchrun_place,
+)
 
 
 class Callback(Protocol):
@@ -118,10 +129,12 @@ def work(
             announce(callbacks, segments.notes)
             segments.notes.clear()
         finished = worker.iteration == request.settings.iterations
-        if finished and metrics and team.index == 0:
+        if not metrics and worker.iteration:  # nothing was left to do
+            metrics = folder.last_metrics()
+        if finished and team.index == 0:
+            # What is measured now is the same in a run that was stopped after its last checkpoint.
+            seed_modules(derived_seed(request.settings.seed, 0, Stream.MODULES))
             announce(callbacks, final_sentences(worker, folder, metrics))
-    if not metrics and worker.iteration:  # nothing was left to do
-        metrics = folder.last_metrics()
     if finished and team.index == 0 and not request.prior:
         store_nat_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)
