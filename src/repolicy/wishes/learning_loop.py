@@ -195,17 +195,17 @@ def response(
     has not converged. θ must then be larger in proportion, for the same behavior. Its error takes episodes as
     independent: an environment may differ from the others for as long as one lasts.
     """
-    found = [windows(each, features, length, np.ones(len(each.person))) for each in (before, after)]
-    (one, other), shares = (
-        (each.sums for each in found),
-        [np.full(len(each.sums), 1 / len(each.sums)) for each in found],
-    )
-    predicted = float((reweighted(one, step, alpha, shares[0]) @ one - one.mean(0)) @ step)
+    records = (before, after)
+    found = [windows(each, features, length, np.ones(len(each.person))) for each in records]
+    one, other = (each.sums for each in found)
+    equal_shares = [np.full(len(each.sums), 1 / len(each.sums)) for each in found]
+    predicted = float((reweighted(one, step, alpha, equal_shares[0]) @ one - one.mean(0)) @ step)
     noise = sum(
-        float(step @ noise_of_mean(each.sums, share, record.episode[each.firsts]) @ step)
-        for each, share, record in zip(found, shares, (before, after), strict=True)
+        noise_of_mean(each.sums, shares, record.episode[each.firsts])
+        for each, shares, record in zip(found, equal_shares, records, strict=True)
     )
-    return Estimate(float((other.mean(0) - one.mean(0)) @ step) / predicted, noise**0.5 / abs(predicted))
+    error = float(np.sqrt(step @ noise @ step)) / abs(predicted)
+    return Estimate(float((other.mean(0) - one.mean(0)) @ step) / predicted, error)
 
 
 def next_unit(unit: float, followed: Estimate) -> float:
