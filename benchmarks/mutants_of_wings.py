@@ -96,7 +96,7 @@ WINGS = [
     Mutant("wishes/learning_loop.py", "- 1 - best < PATIENCE", "- 1 - best <= PATIENCE", LOOP, "the loop ends a round later"),
     Mutant("wishes/keys.py", "pad.get_axis(axis) - rest) > DEAD_ZONE", "pad.get_axis(axis)) > DEAD_ZONE", KEYS, "a trigger at rest acts"),
     Mutant("wishes/learning_loop.py", "if keys and keys.shows else", "if keys else", TAKEOVER, "a terminal asks for pictures"),
-    Mutant("wishes/learning_loop.py", "share, record.episode[each.firsts])", "share, each.firsts)", LOOP, "steps of one episode tell as much as episodes"),
+    Mutant("wishes/learning_loop.py", "shares, record.episode[each.firsts])", "shares, each.firsts)", LOOP, "steps of one episode tell as much as episodes"),
     Mutant("wishes/learning_loop.py", "<= 2.0 * followed.error", "< 0.0", LOOP, "a unit moves by chance"),
     Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", LOOP, "where a policy began is foretold, too"),
     Mutant("wishes/pairs.py", "mode + offset, mode)", "mode + deviation, mode)", ASK, "a clip's deviation is not held"),
