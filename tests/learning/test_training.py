@@ -226,7 +226,7 @@ def test_requests_that_make_no_sense_write_nothing(
 
 @pytest.mark.parametrize("name", ["initial_std", "min_std"])
 def test_choices_have_no_std(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is read where actions are numbers alone, and here they are choices"):
+    with pytest.raises(UsageError, match=f"{name} is for actions that are numbers"):
         train("CartPole-v1", soft(0.1), tmp_path / "run", replace(SMALL, **{name: 0.5}))
     assert not (tmp_path / "run").exists()
 

@@ -333,7 +333,7 @@ RESIDUAL = residual(0.5, 0.5)
         ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
         ("the environment takes 1 number: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
-        ("noise is read where actions are numbers", ResidualDQN, (Walk(), full(0.5), None, Settings(noise=0.3))),
+        ("noise is for actions that are numbers", ResidualDQN, (Walk(), full(0.5), None, Settings(noise=0.3))),
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
         ("states is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, states=3.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),

@@ -241,10 +241,10 @@ def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
 
 
 def refuse_for_choices(settings: AnySettings, *names: str) -> None:
-    """Raise UsageError where one of these settings, which are read where actions are numbers, is not its default."""
+    """Raise UsageError where one of these settings, which choices have no use for, is not its default."""
     for name in names:
         if getattr(settings, name) != getattr(type(settings), name):
-            raise UsageError(f"{name} is read where actions are numbers alone, and here they are choices: leave it out")
+            raise UsageError(f"{name} is for actions that are numbers, and here they are choices: leave it out")
 
 
 def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
