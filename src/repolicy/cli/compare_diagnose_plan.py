@@ -181,8 +181,8 @@ class Plan(RunsPolicy):
     """Environment; by default the one that the prior was trained in. Gymnasium's MuJoCo tasks are fast; others are
     simulated in copies."""
     omega: float | None = None
-    """ω′: the weight of log prior. Without --omega, --states and --value, short trials choose all three; choices have
-    no trials, but what a nat is worth."""
+    """ω′: the weight of log prior. Without --omega, --states and --value, short trials choose all three; where
+    actions are choices, both weights are what a nat is worth."""
     states: float | None = None
     """The price on states that the prior does not visit; beside --omega or --value, by default what a nat is worth."""
     value: bool = False

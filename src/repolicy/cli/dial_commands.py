@@ -119,8 +119,8 @@ class Sweep(Trains, CustomizesPrior):
     """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
     old reward. 0: the paper's objective."""
     jobs: int = 0
-    """Number of points that are trained at the same time, each on one core; 0: one for each physical core, with --ray
-    all."""
+    """Number of points that are trained at the same time, each on one core; 0: one for each physical core, or,
+    with --ray, all points."""
     ray: bool = False
     """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
     episodes: int | None = None

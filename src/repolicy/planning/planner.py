@@ -25,7 +25,7 @@ HALVINGS = 50  # steps of the bisection, on the logarithm of the temperature
 
 @dataclass(frozen=True)
 class Search:
-    """The settings of the search for a plan. A tree takes no knots, noise, share and closed."""
+    """The settings of the search for a plan. A tree does not read knots, noise, share and closed."""
 
     samples: int = 0
     """K: the number of candidates simulated for each decision. 0 means 32, or 150 for a tree."""

@@ -192,8 +192,8 @@ def response(
     """Return the change of features between two records along a step `[K]` of θ, as a share of the predicted change.
 
     It is 1 for a soft-optimal policy. It is smaller if the prior's log-likelihood has a higher weight, or if training
-    has not converged. θ must then be larger in proportion, for the same behavior. Its error takes episodes as
-    independent: an environment may differ from the others for as long as one lasts.
+    has not converged. θ must then be larger in proportion, for the same behavior. Its error takes the windows
+    of one episode together, because an episode may differ from the others as long as it lasts.
     """
     records = (before, after)
     found = [windows(each, features, length, np.ones(len(each.person))) for each in records]
