@@ -26,11 +26,11 @@ def constant(action: float) -> Policy:
     return policy
 
 
-def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0, addons: Sequence[str] = ()) -> str:
+def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0, **request: Sequence[str]) -> str:
     """Save a policy, and return its path."""
     torch.manual_seed(seed)
     policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
-    save_policy(place, policy, {} if env is None else {"request": {"env": env, "addons": addons}})
+    save_policy(place, policy, {} if env is None else {"request": {"env": env, **request}})
     return str(place)
 
 

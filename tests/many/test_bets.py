@@ -10,13 +10,13 @@ from repolicy.many import bets, comparing
 from repolicy.many.bets import (
     MAX_STAKE,
     WARMUP,
+    Margin,
     is_mean_proven_positive,
     log_wealth,
     loss_bounds,
     mean_lower_bound,
     numbers_needed,
 )
-from repolicy.many.comparing import Margin
 
 
 def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:

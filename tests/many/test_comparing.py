@@ -18,10 +18,10 @@ from benchmarks import comparing as simulated
 from repolicy.errors import NumericError, UsageError
 from repolicy.evaluation import evaluate
 from repolicy.many import comparing
+from repolicy.many.bets import Margin
 from repolicy.many.comparing import (
     EPISODES_PER_ROUND,
     Comparison,
-    Margin,
     QuantityComparison,
     compare,
     compare_quantity,
@@ -192,6 +192,17 @@ def test_the_wishes_of_both_files_decide_and_a_shared_one_weighs_as_in_the_new_f
         assert {*rows} == {"return", "stay_near", "first"}
         alone = compare(*files, addon=f"{near}={weight}", episodes=5, trust=True).deciding_rows[1]
         assert rows["stay_near"].old == alone.old
+
+
+def test_the_limits_of_the_new_file_are_shown_and_decide_nothing(tmp_path: Path) -> None:
+    low, high = "tiny_envs:first<=-9", "tiny_envs:first>=9"
+    old, new = a_file(tmp_path / "old", limits=[low]), a_file(tmp_path / "new", limits=[high])
+    plain = a_file(tmp_path / "plain")
+    for files, title in (((old, new), "first>=9"), ((old, plain), "first<=-9")):
+        found = compare(*files, episodes=5, trust=True)
+        row = {row.title: row for row in found.rows["mean"]}[title]
+        assert row.old == evaluate(old, episodes=5, trust=True).limits["first<=-9"].mean()
+        assert [row.title for row in found.deciding_rows] == ["return"]
 
 
 def test_without_a_reward_a_wish_decides_alone() -> None:

@@ -8,9 +8,13 @@ expected wealth never grows if the mean is 0 or less, and it reaches 1/error wit
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+
+from repolicy.errors import UsageError
+from repolicy.text import parse_number
 
 Verdict = Literal["worse", "cannot tell", "not worse", "better"]  # on a new policy
 VERDICT_ORDER: tuple[Verdict, ...] = get_args(Verdict)
@@ -18,6 +22,26 @@ VERDICT_ORDER: tuple[Verdict, ...] = get_args(Verdict)
 WARMUP = 10  # numbers before the first bet, from which the size of losses is learned
 MAX_STAKE = 0.75  # share of the wealth that one number may take
 BISECTIONS = 40  # steps of the search for an interval's end
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The loss up to which the new policy is still called not worse."""
+
+    value: float
+    is_share: bool  # a share of the old policy's mean, not a number in its units
+
+    @classmethod
+    def parse(cls, given: str | float) -> "Margin":
+        """Return the margin of a text such as `5%` or `100`."""
+        text = str(given).strip()
+        value = parse_number(text.removesuffix("%"))
+        if not 0.0 < value < math.inf:
+            raise UsageError(f"--not-worse is {text!r}; it must be a share of the old mean (5%), or a number above 0")
+        return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:g}%" if self.is_share else f"{self.value:g}"
 
 
 def loss_bounds(old: np.ndarray, new: np.ndarray) -> np.ndarray:

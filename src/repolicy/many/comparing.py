@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.addons import Addon, Wish, addon_names, addons_from_card, backend_from_card, env_from_card, load_addon
+from repolicy.addons import (
+    Addon,
+    Wish,
+    addon_names,
+    addons_from_card,
+    backend_from_card,
+    env_from_card,
+    load_addon,
+    parse_limits,
+)
 from repolicy.envs import (
     Backend,
     Collector,
@@ -33,40 +42,21 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import NumericError, UsageError, check_counts
-from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, run_episodes
+from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, fitting_limits, run_episodes
 from repolicy.many import bets
-from repolicy.many.bets import VERDICT_ORDER, Verdict
+from repolicy.many.bets import VERDICT_ORDER, Margin, Verdict
 from repolicy.policies import Agent, with_torch_defaults
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options, options_of_new
 from repolicy.runs import format_table
-from repolicy.text import format_count, format_number, parse_number, with_minus
+from repolicy.text import format_count, format_number, with_minus
 
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
 Table = tuple[list[str], list[list[str]]]
-INFORMATIVE = ("length", "ended_early")  # reported, but they decide nothing: an early end may be a success
-
-
-@dataclass(frozen=True)
-class Margin:
-    """The loss up to which the new policy is still called not worse."""
-
-    value: float
-    is_share: bool  # a share of the old policy's mean, not a number in its units
-
-    @classmethod
-    def parse(cls, given: str | float) -> "Margin":
-        """Return the margin of a text such as `5%` or `100`."""
-        text = str(given).strip()
-        value = parse_number(text.removesuffix("%"))
-        if not 0.0 < value < math.inf:
-            raise UsageError(f"--not-worse is {text!r}; it must be a share of the old mean (5%), or a number above 0")
-        return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:g}%" if self.is_share else f"{self.value:g}"
+# Reported, but they decide nothing: an early end may be a success, and a limit is often met by a hair.
+INFORMATIVE = ("limit_", "length", "ended_early")  # beginnings of names
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class QuantityComparison:
 
     @property
     def title(self) -> str:
-        return TITLES.get(self.name, self.name.removeprefix("addon_reward_"))
+        return TITLES.get(self.name, self.name.removeprefix("addon_reward_").removeprefix("limit_"))
 
     @property
     def cells(self) -> list[str]:
@@ -268,6 +258,9 @@ def compare(
         addon = load_addon(addon, env)
     backend = backend_from_card(sides[1].card, env, resolve_backend(backend, *(side.agent for side in sides)))
     agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
+    # The limits that the new one was held to are reported, else those of the old one.
+    texts = [fitting_limits(side.agent, side.card, side.path, env, backend, trust) for side in reversed(sides)]
+    limits = parse_limits(texts[0] or texts[1], env)
     kinds = ("mean", "sampled") if parse_env_name(env).is_judged_by_mean and not sampled else ("sampled", "mean")
     is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}
@@ -275,7 +268,9 @@ def compare(
 
     def run(agent: Agent, agent_env: str, kind: str, count: int) -> Evaluation:
         with closing(make_envs(agent_env, count, seed + done, backend)) as envs:  # one episode in each
-            return run_episodes(agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done)
+            return run_episodes(
+                agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done, limits=limits
+            )
 
     while True:
         count = min(EPISODES_PER_ROUND, episodes - done)
@@ -319,7 +314,7 @@ def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: f
             where = f"{broken[0]} of the old policy's {len(old)} episodes and {broken[1]} of the new one's"
             raise NumericError(f"the {TITLES.get(name, name)} is not finite in {where}, so there is no verdict")
         values[name] = old, new
-    rewards = values.keys() - {*INFORMATIVE}
+    rewards = {name for name in values if not name.startswith(INFORMATIVE)}
     deciding = {name for name in rewards if np.any(values[name])} or rewards
     return [
         compare_quantity(name, old, new, margin if name in deciding else None, error, len(rewards))
@@ -333,8 +328,9 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}
     if not wishes and evaluation.addon is not None:
         wishes = {"addon_reward": evaluation.addon}
+    limits = {f"limit_{name}": values for name, values in evaluation.limits.items()}
     informative = {"length": evaluation.lengths, "ended_early": evaluation.terminated}
-    return {"basic_reward": evaluation.basic, **wishes, **informative}
+    return {"basic_reward": evaluation.basic, **wishes, **limits, **informative}
 
 
 def _open_policy(
