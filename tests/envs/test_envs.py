@@ -116,6 +116,43 @@ def test_of_two_time_limits_the_shorter_counts(longer: int) -> None:
     assert envs.limit == min(longer, 200)
 
 
+class ByHand(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action four times."""
+
+    def step(self, action: Any) -> Any:
+        for _ in range(4):
+            answer = self.env.step(action)
+        return answer
+
+
+class AfterIdling(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins each episode with ten steps in which nothing is done."""
+
+    def reset(self, **options: Any) -> Any:
+        answer = self.env.reset(**options)
+        for _ in range(10):
+            self.env.step(np.zeros(1, np.float32))
+        return answer
+
+
+@pytest.mark.parametrize("repeat", [lambda env: gymnasium.wrappers.MaxAndSkipObservation(env, skip=4), ByHand])
+@pytest.mark.parametrize(("outer", "limit"), [(None, 50), (20, 20), (70, 50)])
+def test_a_time_limit_is_told_in_steps_of_what_repeats_actions(repeat: Any, outer: int | None, limit: int) -> None:
+    def make() -> Any:
+        env = repeat(AfterIdling(gymnasium.make("Pendulum-v1")))
+        return env if outer is None else gymnasium.wrappers.TimeLimit(env, outer)
+
+    assert GymnasiumEnvs("repeated", 2, 0, make).limit == limit
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 5)])
+def test_one_environment_is_not_taken_for_several(wrap: Any) -> None:
+    env = Counter()
+    make_envs(names.env_name(lambda: wrap(env)), 1, 0).close()
+    with pytest.raises(UsageError, match="returns the same environment again; it must make a new one at each call"):
+        make_envs(names.env_name(lambda: wrap(env)), 2, 0)
+
+
 def test_terminated_goes_before_truncated() -> None:
     batch = make_envs(tiny("Both"), 1, 0)
     batch.reset()
@@ -244,6 +281,13 @@ def test_numbers_in_info_may_have_names_of_any_kind() -> None:
     assert {key: values.tolist() for key, values in steps.items()} == {0: [[1.0], [3.0]], "hit": [[2.0], [0.0]]}
 
 
+def _settled(env: Any) -> Any:
+    """Return the environment, with observations that are normalized by statistics which stay."""
+    fixed = gymnasium.wrappers.NormalizeObservation(env)
+    fixed.update_running_mean = False
+    return fixed
+
+
 class Agents:
     """Several agents, as in PettingZoo."""
 
@@ -255,6 +299,7 @@ class Agents:
         (Agents, "Agents, which is no gymnasium.Env: it must be one environment of one agent"),
         (lambda: gymnasium.wrappers.NormalizeObservation(Counter()), "statistics that are in no policy's file"),
         (lambda: gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeReward(Counter()), 5), "statistics that are"),
+        (lambda: _settled(gymnasium.wrappers.NormalizeReward(Counter())), "statistics that are"),
     ],
 )
 def test_batches_several_agents_and_statistics_that_move_are_refused(make: Any, problem: str) -> None:
@@ -263,9 +308,10 @@ def test_batches_several_agents_and_statistics_that_move_are_refused(make: Any, 
 
 
 def test_statistics_that_stay_are_taken() -> None:
-    fixed = gymnasium.wrappers.NormalizeObservation(Counter())
-    fixed.update_running_mean = False
-    assert GymnasiumEnvs("mine", 1, 0, lambda: fixed).reset().shape == (1, Counter().observation_space.shape[0])
+    assert GymnasiumEnvs("mine", 1, 0, lambda: _settled(Counter())).reset().shape == (
+        1,
+        Counter().observation_space.shape[0],
+    )
 
 
 @pytest.mark.usefixtures("_asked_anew")

@@ -252,7 +252,7 @@ def test_an_environment_is_a_name_or_a_function_and_no_thing(env: Any) -> None:
         settings = replace(SMALL, ranks=1, steps=128, checkpoint_every=1)
         assert repolicy.train(env, repolicy.soft(0.1), "run", settings).finished
         return
-    with pytest.raises(UsageError, match="give its id, or a function that makes one"):
+    with pytest.raises(UsageError, match="give its id, or a function that makes a new one at each call"):
         repolicy.train(env, repolicy.soft(0.1), "run", SMALL)
 
 

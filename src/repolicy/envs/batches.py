@@ -4,7 +4,7 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -103,10 +103,13 @@ class GymnasiumEnvs(Batch):
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
         ):
             self._ones = [_One(name, n, make()) for n in range(count)]
+            if len({id(each.unwrapped) for each in self.each}) < count:
+                problem = f"environment {name!r}: its function returns the same environment again"
+                raise UsageError(f"{problem}; it must make a new one at each call")
             check_keeps_its_scale(self.each[0], name)
             self._space, actions = self.each[0].observation_space, self.each[0].action_space
         self.note_spaces(self._space, actions, critic)
-        self._check_one_step()
+        self.limit = self._check_one_step()
 
     @property
     def each(self) -> list[Any]:
@@ -118,14 +121,6 @@ class GymnasiumEnvs(Batch):
         other.count = self.count * times
         other._ones = [_One(self.name, n, copy_env(e, random)) for n, e in enumerate(self.each) for _ in range(times)]
         return other
-
-    @property
-    def limit(self) -> int | None:
-        env, steps = self.each[0], math.inf
-        while env is not None:  # of several wrappers with a time limit the shortest ends an episode
-            steps = min(steps, getattr(env, "_max_episode_steps", None) or math.inf)
-            env = env.env if isinstance(env, gymnasium.Wrapper) else None
-        return int(steps) if math.isfinite(steps) else None
 
     @property
     def steps_a_second(self) -> float:
@@ -159,22 +154,38 @@ class GymnasiumEnvs(Batch):
             if failed is None:  # an earlier error is reported instead of this one
                 raise
 
-    def _check_one_step(self) -> None:
-        """Raise if reset or step returns observations of another shape than the space declares."""
+    def _check_one_step(self) -> int | None:
+        """Raise if reset or step returns observations of another shape than the space declares; return the time limit.
+
+        A wrapper that repeats actions makes several steps of a time limit inside of it: the difference tells how many.
+        """
         one = self._ones[0]
         one.env.action_space.seed(0)
-        first, after = self.call(one.reset, 0), self.call(one.step, one.env.action_space.sample())[0]
+        limited = [layer for layer in _layers(one.env) if getattr(layer, "_max_episode_steps", None)]
+        first, before = self.call(one.reset, 0), [getattr(layer, "_elapsed_steps", 0) for layer in limited]
+        after = self.call(one.step, one.env.action_space.sample())[0]
         for moment, observation in (("reset", first), ("step", after)):
             returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:
                 problem = f"environment {self.name!r} returns observations of shape {returned} from {moment}"
                 raise RepolicyError(f"{problem}, but its observation space says {declared}")
+        steps = math.inf
+        for layer, elapsed in zip(limited, before, strict=True):  # of several time limits the shortest ends an episode
+            steps = min(steps, layer._max_episode_steps / max(1, getattr(layer, "_elapsed_steps", 0) - elapsed))
+        return math.ceil(steps) if math.isfinite(steps) else None
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield an environment's wrappers, from the outermost, and then the environment itself."""
+    yield env
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        yield env
 
 
 def check_keeps_its_scale(env: Any, name: str) -> None:
     """Raise if a wrapper changes the scale of observations or rewards while the environment steps."""
-    moving = "update_running_mean"
-    if env.has_wrapper_attr(moving) and env.get_wrapper_attr(moving):
+    if any(getattr(layer, "update_running_mean", False) for layer in _layers(env)):
         problem = f"environment {name!r} normalizes by statistics that are in no policy's file"
         raise UsageError(f"{problem}: leave out NormalizeObservation and NormalizeReward; policy and critic normalize")
 

@@ -29,7 +29,7 @@ def env_name(env: EnvLike) -> str:
     if isinstance(env, str):
         return env
     if isinstance(env, gymnasium.Env) or not callable(env):
-        need = "give its id, or a function that makes one (every process of a run makes environments of its own)"
+        need = "give its id, or a function that makes a new one at each call (a run needs many)"
         raise UsageError(f"the environment is of type {type(env).__name__}; {need}")
     return reference_to(env)
 
