@@ -70,6 +70,7 @@ ROOMS = [
     Mutant("prepare/worth.py", "for each in both)\n    if not", "for each in both[:1])\n    if not", "tests/exact/test_nat.py", "what a nat is worth without the entropy"),
     Mutant("prepare/worth.py", "log_policy if found.deterministic", "log_policy if False", WORTH, "the mode's nats are not its own"),
     Mutant("prepare/worth.py", "sampled.returns + value", "sampled.returns - value", WORTH, "the error of a worth forgets what nats do"),
+    Mutant("prepare/worth.py", "residuals[0] - residuals[1]", "residuals[0] + residuals[1]", WORTH, "what pairs of episodes share counts twice"),
     Mutant("prepare/worth.py", "by_mean.returns - value", "by_mean.returns + value", WORTH, "the error of a worth forgets what the mode's nats do"),
     Mutant("prepare/worth.py", "self.value > FIRST_ERRORS * self.error", "True", WORTH, "a worth within its error is taken"),
     Mutant("prepare/worth.py", "FIRST_ERRORS if is_first_look else LATER_ERRORS", "FIRST_ERRORS", WORTH, "every round may find a worth by chance"),

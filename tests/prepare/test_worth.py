@@ -75,6 +75,23 @@ def test_the_error_is_that_of_the_ratio() -> None:
     assert (exact.value, exact.error) == pytest.approx((2.0, 0.0), abs=1e-12)
 
 
+def test_what_pairs_of_episodes_share_is_no_error() -> None:
+    """Noise costs 3 for a nat from every state, and the states are worth 0 to 70."""
+    states, nats = 10.0 * np.arange(8.0), np.ones(8)
+    both = ReturnsAndNats(states + 3.0, 0.5 * nats), ReturnsAndNats(states, 0.5 * nats)
+    assert worth_of(*both, paired=True) == Worth(3.0, 0.0, 8)
+    assert not worth_of(*both).is_known
+
+
+def test_the_error_of_pairs_finds_a_worth_of_nothing_as_seldom_as_it_should() -> None:
+    """Two standard errors above 0 are passed by chance in 2.3 % of all cases."""
+    rng, nats = np.random.default_rng(2), np.full(32, 5.0)
+    states, noise = rng.normal(scale=10.0, size=(20_000, 1, 32)), rng.normal(size=(20_000, 2, 32))
+    found = [worth_of(*(ReturnsAndNats(each, nats) for each in both), paired=True) for both in states + noise]
+    assert np.std([each.value for each in found]) == pytest.approx(np.mean([each.error for each in found]), rel=0.02)
+    assert np.mean([each.is_known for each in found]) == pytest.approx(0.027, abs=0.004)  # Student's t of 31
+
+
 @pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
 def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> None:
     """One step, of the reward α · log π: then π is the optimum at α, whatever its form."""
@@ -272,7 +289,7 @@ def test_a_worth_is_sought_until_it_is_known_or_looks_negative(
 
     def told(*_: Any, deterministic: bool, **__: Any) -> SimpleNamespace:
         return SimpleNamespace(
-            basic=each - cost * (not deterministic),
+            basic=each if deterministic else np.sort(each) - cost,  # so what one brings tells nothing of the other
             addon=None,
             lengths=np.full(WORTH_EPISODES, 10.0),
             environment_steps=10 * WORTH_EPISODES,

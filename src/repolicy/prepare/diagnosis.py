@@ -123,8 +123,9 @@ def diagnose(
     mean_action = measure_episodes(policy, env, addon, True, backend)
     untrained = measure_episodes(unskilled, env, addon, False, backend)
 
+    paired = len(mean_action.nats) == len(sampled.nats)  # else their environments have other shares of the episodes
     basic_worth, addon_worth = (
-        worth_of(ReturnsAndNats(mean_returns, mean_action.nats), ReturnsAndNats(sampled_returns, sampled.nats))
+        worth_of(ReturnsAndNats(mean_returns, mean_action.nats), ReturnsAndNats(sampled_returns, sampled.nats), paired)
         for mean_returns, sampled_returns in ((mean_action.basic, sampled.basic), (mean_action.addon, sampled.addon))
     )
     if nat_worth is not None and nat_worth.is_known:

@@ -53,15 +53,20 @@ def nats_of(found: Evaluation) -> np.ndarray:
     return nats
 
 
-def worth_of(by_mean: ReturnsAndNats, sampled: ReturnsAndNats) -> Worth | None:
-    """Return what a nat is worth; None where a return is not finite (there is no reward), or where nats are missing."""
+def worth_of(by_mean: ReturnsAndNats, sampled: ReturnsAndNats, paired: bool = False) -> Worth | None:
+    """Return what a nat is worth; None where a return is not finite (there is no reward), or where nats are missing.
+
+    Where `paired`, episode i of both began in the same state, and what that state is worth to both is no error.
+    """
     both = (by_mean, sampled)
     nats = sum(float(each.nats.mean()) for each in both)
     if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < MIN_NATS:
         return None
     value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
     # The first-order error of a ratio: that of the residuals, the returns without their nats at this worth.
-    residuals = by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats
+    residuals = [by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats]
+    if paired:
+        residuals = [residuals[0] - residuals[1]]
     error = math.sqrt(sum(each.var(ddof=1) / len(each) for each in residuals)) / nats
     return Worth(value, error, len(sampled.returns))
 
@@ -78,7 +83,8 @@ def measure_worth(
     """Run episodes and return what a nat is worth in the total reward, or in the add-ons' alone."""
     both = _evaluate_both(policy, env, episodes, EVALUATION_SEED, addons, backend)
     reward = "addon" if addon_alone else "total"
-    return worth_of(*(ReturnsAndNats(getattr(each, reward), nats_of(each)) for each in both))
+    by_mean, sampled = (ReturnsAndNats(getattr(each, reward), nats_of(each)) for each in both)
+    return worth_of(by_mean, sampled, paired=True)
 
 
 @dataclass(frozen=True)
@@ -141,14 +147,22 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
         return arrays | {"nats": np.concatenate([nats_of(each) for each in evaluations])}
 
     steps = sum(each.environment_steps for each in by_mean + sampled)
-    return worths_of(pooled(by_mean), pooled(sampled), is_first_look=len(rounds) == 1, steps=steps)
+    return worths_of(pooled(by_mean), pooled(sampled), is_first_look=len(rounds) == 1, steps=steps, paired=True)
 
 
-def worths_of(by_mean: Episodes, sampled: Episodes, is_first_look: bool, unit: float = 1.0, steps: int = 0) -> Worths:
+def worths_of(
+    by_mean: Episodes,
+    sampled: Episodes,
+    is_first_look: bool,
+    unit: float = 1.0,
+    steps: int = 0,
+    paired: bool = False,
+) -> Worths:
     """Return the worths by all episodes so far; the add-on's rewards are divided by `unit`."""
 
     def worth_in(reward: str, unit: float = 1.0) -> Worth | None:
-        return worth_of(*(ReturnsAndNats(each[reward] / unit, each["nats"]) for each in (by_mean, sampled)))
+        both = [ReturnsAndNats(each[reward] / unit, each["nats"]) for each in (by_mean, sampled)]
+        return worth_of(both[0], both[1], paired)
 
     worth_in_addon = worth_in("addon", unit) if "addon" in sampled else None
     errors = FIRST_ERRORS if is_first_look else LATER_ERRORS
@@ -158,6 +172,6 @@ def worths_of(by_mean: Episodes, sampled: Episodes, is_first_look: bool, unit: f
 def _evaluate_both(
     policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
 ) -> tuple[Evaluation, Evaluation]:
-    """Run episodes with the mean action, and as many with sampled actions."""
+    """Run episodes with the mean action, and as many with sampled actions from the same states."""
     run = partial(evaluate, policy, env, episodes, addon=addons, seed=seed, backend=backend, longest=MAX_EPISODE_STEPS)
     return run(deterministic=True), run(deterministic=False)
