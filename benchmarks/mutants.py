@@ -239,6 +239,7 @@ ROOMS = [
     Mutant("prepare/flows.py", "targets[rows] - noise)", "targets[rows])", "tests/prepare/test_flows.py", "velocity does not leave the noise"),
     Mutant("prepare/flows.py", "step / EULER_STEPS", "1.0 - step / EULER_STEPS", "tests/prepare/test_flows.py", "time of the flow runs backwards"),
     Mutant("prepare/flows.py", ", last[:, None])", ", count + 0 * last[:, None] - 1)", "tests/prepare/test_flows.py", "a chunk goes beyond its episode"),
+    Mutant("policies/normalizer.py", "CONSTANT_VARIANCE * self", "0.0 * self", "tests/learning/test_candidate.py", "a constant with a rounding error is no constant"),
     Mutant("policies/normalizer.py", "self.var.clamp_min(0.0).sqrt() * noise", "self.var.clamp_min(0.0) * noise", POLICY, "observations are made with a variance for a std"),
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/policies/test_policy.py", "normalizer multiplies"),
     Mutant("policies/normalizer.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/policies/test_policy.py", "variance between batches dropped"),

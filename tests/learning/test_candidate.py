@@ -17,6 +17,7 @@ from repolicy.learning.segments import Segments, is_clearly_better, objective_of
 from repolicy.learning.training import customize
 from repolicy.objective import kl, no_entropy, residual
 from repolicy.policies.file import save_policy
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -68,6 +69,27 @@ class Run:
         folder = self.segments.folder
         saved = [read_policy(path) for path in (folder.policy, folder.last_policy)]
         return [(each.card["which"], known(each.policy)) for each in saved]
+
+
+@pytest.mark.parametrize("rows", [64, 3_000])  # of the latter, the sums of squares are rounded
+def test_what_never_changed_in_training_may_move_a_little_where_the_policy_is_used(tmp_path: Path, rows: int) -> None:
+    made, seen = segments(tmp_path, "LinearQuadratic", no_entropy()), torch.tensor([[0.3], [0.301]])
+    trained = made.worker.learner.policy.normalizer
+    trained.count.zero_()
+    trained.update(moment_sums(np.full((rows, 1), 0.3, np.float32)))
+    own = trained(seen)
+    last = made.update_candidate({"evaluation_objective": 0.0})
+    assert made.candidate is last
+    torch.testing.assert_close(last.policy.normalizer(seen), torch.tensor([[0.0], [0.001]]))
+    assert torch.equal(trained(seen), own)  # training goes on as it was
+    assert own[0] == 0.0  # all that it saw is the same to both
+
+
+def test_the_statistics_of_a_prior_stay_as_they_are(tmp_path: Path) -> None:
+    made = segments(tmp_path, "LinearQuadratic", no_entropy(), prior=True)
+    normalizer = made.worker.learner.policy.normalizer
+    normalizer.var.zero_()
+    assert made.update_candidate({"evaluation_objective": 0.0}).policy.normalizer.var == 0.0
 
 
 NOISE = np.random.default_rng(0).normal(0.0, 1.0, (3, 32))

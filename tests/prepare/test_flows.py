@@ -47,6 +47,15 @@ def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
     torch.testing.assert_close(flow(observations[:5], noise), wanted)
 
 
+def test_a_constant_observation_that_later_moves_a_little_is_a_small_input() -> None:
+    observations, chunks = torch.randn(50, 2), torch.randn(50, 2)
+    observations[:, 1] = 0.3
+    flow = Flow(observations, chunks, (8,))
+    before, after = flow(torch.tensor([[0.0, 0.3], [0.0, 0.301]]), torch.zeros(2, 2))
+    torch.testing.assert_close(before, after, rtol=0.0, atol=0.01)
+    assert flow.observation_std[0] == observations[:, 0].std()
+
+
 @pytest.mark.long
 def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""

@@ -169,6 +169,8 @@ class Segments:
         """
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, evaluation)
+        if worker.fits_normalizer:
+            last.policy.normalizer.keep_constants()
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
         if self.has_evaluations and worker.request.is_comparable and evaluation["evaluation_objective"] > highest:
             self.candidate = last

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 OBSERVATION_BOUND = 10.0  # normalized observations are clipped to this, unless the policy sets another bound
+CONSTANT_VARIANCE = 1e-15  # by the square of the mean: at most a rounding error, and less than float32 can tell apart
 
 
 class Normalizer(nn.Module):
@@ -56,6 +57,16 @@ class Normalizer(nn.Module):
         count = self.count.expand_as(self.mean)
         statistics = merge_moments(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
         self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()
+        self._refresh()
+
+    def keep_constants(self) -> None:
+        """Set the variance of observations that were constant to 1: then a small later change is a small input.
+
+        With a variance of 0 it would be many stds, and no weight was trained on such an input. The inputs of the
+        constants themselves stay 0.
+        """
+        is_constant = self.var <= CONSTANT_VARIANCE * self.mean.square()
+        self.var = torch.where(is_constant, 1.0, self.var)
         self._refresh()
 
     def _refresh(self) -> None:

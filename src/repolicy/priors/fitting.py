@@ -66,11 +66,9 @@ class FitResult:
 
 def fit_normalizer(policy: Policy, observations: Tensor) -> None:
     """Replace the statistics of the normalizer by those of these observations; a constant one keeps a variance of 1."""
-    sums, is_constant = moment_sums(observations), (observations == observations[0]).all(0)
-    # With a variance of 0 the least later change would be many stds, and no weight was fitted to such an input.
-    sums[2] = torch.where(is_constant, sums[1].square() / sums[0] + sums[0], sums[2])
     policy.normalizer.count.zero_()
-    policy.normalizer.update(sums)
+    policy.normalizer.update(moment_sums(observations))
+    policy.normalizer.keep_constants()
 
 
 def fit(
