@@ -108,6 +108,13 @@ def test_a_line_has_no_knee_and_a_loss_is_called_one() -> None:
     assert found((np.inf, 10.0, 5.0), (0.1, 9.0, 4.0)).verdict == "no value of ω′ gains on the prior"
 
 
+def test_no_knee_is_named_at_the_point_with_the_most_of_the_wish_as_nothing_lies_beyond_it() -> None:
+    for points in ([(0.1, 140.0, 10.0), (0.5, 120.0, 5.0)], [(0.1, 140.0, 10.0)]):
+        gained = found((np.inf, 100.0, 0.0), *points, spread=1.0, episodes=50)
+        assert gained.knee is None
+        assert gained.verdict == "the trade-off has no knee: no point has more of the wish than ω′ 0.1, where it bends"
+
+
 def test_a_knee_is_named_only_where_it_is_larger_than_its_error() -> None:
     """At ω′ 0.3 and 0.6 the curve bends almost alike; with an error of 5,000 / √50 they cannot be told apart."""
     assert found(*SWEPT, spread=5.0, episodes=50).verdict == "the trade-off bends at ω′ 0.3"

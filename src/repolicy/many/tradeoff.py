@@ -122,11 +122,17 @@ class SweepResult:
         [position] = self._knee_positions(None)  # 0: the prior, also where nothing bends
         if position == 0:
             return None, "the trade-off has no knee: no point lies above the straight line between its ends"
+        bend = self.points[position - 1]
+        if bend.addon == max(point.addon for point in self.points):  # beyond a knee lies more of the wish
+            return (
+                None,
+                f"the trade-off has no knee: no point has more of the wish than {self.name(bend)}, where it bends",
+            )
         has_errors = len(self.prior.mean.basic) > 1  # one episode has none
         if not has_errors or np.mean(self._knee_positions(np.random.default_rng(0)) == position) < MIN_AGREEMENT:
             return None, "no clear knee: the points' errors are too large; try more --episodes or --steps"
         one_run = ", of one training run a point: another --seed may move it" if self.has_a_run_a_point else ""
-        return int(position) - 1, f"the trade-off bends at {self.name(self.points[position - 1])}{one_run}"
+        return int(position) - 1, f"the trade-off bends at {self.name(bend)}{one_run}"
 
     @property
     def best(self) -> int | None:
