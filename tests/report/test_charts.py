@@ -1,5 +1,6 @@
 """Drawings say no more than the numbers do: what hardly moves looks like it, and every curve has the same steps."""
 
+import dataclasses
 import math
 import re
 from itertools import pairwise
@@ -121,7 +122,10 @@ def logged(path: Path, **metrics: float) -> RunFolder:
 def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
     folder = logged(tmp_path, evaluation_objective=1.0)
     assert "own objective" in learning_section(folder, asked(), {})
-    assert "own objective" not in learning_section(folder, asked(kl_budget=2.0), {})
+    limited = dataclasses.replace(asked(), limits=("power<=0.07",))
+    for moving in (asked(kl_budget=2.0), limited):  # what a limit costs is not in the objective either
+        assert "own objective" not in learning_section(folder, moving, {})
+        assert "evaluation_objective" not in reference_levels(moving, prior())
 
 
 def test_the_metric_is_a_curve_under_its_own_name(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def learning_section(
         values = metrics.get(each.name)
         if values is None or (each.name == "omega" and len(set(values)) < 2):
             continue  # omega is only drawn where a budget moves it
-        if each.name == "evaluation_objective" and settings.budget is not None:
-            continue  # its values have different weights, so they cannot be compared
+        if each.name == "evaluation_objective" and not request.is_comparable:
+            continue  # its values have different weights, or lack what limits cost, so they cannot be compared
         title = each.title.format(metric=capitalize(addon_metric))
         curves.append(charts.curve(title, steps, values, last_step, each.min_span, levels.get(each.name)))
     action = "mean" if request.is_judged_by_mean else "sampled"
@@ -112,7 +112,7 @@ def reference_levels(request: Request, prior: Evaluation | None) -> dict[str, di
     if objective.task == "addon" or "basic_reward" in columns:
         task = task_reward(objective, prior.basic, prior.addon)
         prior_values["reward_task"] = float(task.sum() / prior.lengths.sum())
-        if not objective.states and budget is None:  # a budget moves the weights
+        if not objective.states and request.is_comparable:
             parts = reformulated(objective, task, prior.log_prior, prior.log_policy)
             prior_values["evaluation_objective"] = float(np.mean(parts.total))
     levels = {name: {"prior": value} for name, value in prior_values.items() if value is not None}
