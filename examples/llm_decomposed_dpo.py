@@ -19,7 +19,7 @@ from pathlib import Path
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from torch import distributed
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
+from transformers import AutoTokenizer, HfArgumentParser
 
 from repolicy.errors import RepolicyError
 from repolicy.llm import DecomposedDPOTrainer
@@ -53,7 +53,7 @@ def load_data(name: str, split: str) -> Dataset:
 def main(arguments: list[str]) -> None:
     script, settings = parse(arguments)
     trainer = DecomposedDPOTrainer(
-        AutoModelForCausalLM.from_pretrained(script.model),
+        script.model,  # as a name, because TRL then loads it in float32, whatever the file holds
         args=settings,
         train_dataset=load_data(script.data, script.split),
         processing_class=AutoTokenizer.from_pretrained(script.model),

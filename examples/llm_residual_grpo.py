@@ -20,7 +20,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from torch import distributed
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
+from transformers import AutoTokenizer, HfArgumentParser
 
 from repolicy.errors import RepolicyError
 from repolicy.llm import ResidualGRPOTrainer
@@ -62,7 +62,7 @@ def load_data(name: str, split: str) -> Dataset:
 def main(arguments: list[str]) -> None:
     script, settings = parse(arguments)
     trainer = ResidualGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(script.model),
+        script.model,  # as a name, because TRL then loads it in float32, whatever the file holds
         load_object(script.reward, "the reward"),
         settings,
         load_data(script.data, script.split),
