@@ -231,6 +231,10 @@ def _prepare_start(
     notes += trial_notes
     untrained = 0
     if parse_env_name(request.env).decoder is not None and not resumed:
+        say(
+            "evaluating it without training: smaller noise, and the best of 16 draws in copies of the environment, "
+            "which can take minutes"
+        )
         sentences, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += sentences
 
