@@ -100,6 +100,16 @@ def test_a_run_that_was_killed_as_it_began_may_begin_again(tmp_path: Path) -> No
     assert RunFolder(tmp_path).request() == REQUEST
 
 
+@pytest.mark.parametrize("mine", [(), ("prior",), ("init",), ("prior", "init")])
+def test_a_claim_that_is_given_up_leaves_what_was_there_before(tmp_path: Path, mine: tuple[str, ...]) -> None:
+    for name in mine:
+        (tmp_path / f"{name}.safetensors").write_text(name)
+    folder = RunFolder(tmp_path)
+    folder.begin(REQUEST, {}, False, b"prior", b"init")
+    folder.release()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{n}.safetensors": n for n in mine}
+
+
 def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     assert folder.request() is None

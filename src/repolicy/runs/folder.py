@@ -50,6 +50,7 @@ class RunFolder:
         self.trial = self.path / "trial.safetensors"
         self._checkpoints = self.path / "checkpoints"
         self._header: dict[str, Any] = {}  # request and versions; empty until `begin`
+        self._copies: list[Path] = []  # those that `begin` wrote; others may be the user's own files
 
     @property
     def last_policy(self) -> Path:
@@ -101,8 +102,9 @@ class RunFolder:
         if before is None:
             self._check_free(prior, init)
             for file, content in ((self.prior, prior), (self.init, init)):
-                if content is not None:
+                if content is not None and not file.exists():
                     write_bytes(file, content)
+                    self._copies.append(file)
             write_json(self.path / "run.json", {"format": FORMAT} | self._header)
             return []
         self.check_new(resume)
@@ -182,7 +184,7 @@ class RunFolder:
 
     def release(self) -> None:
         """Give up the claim of a run that cannot begin, so that another one can have the folder."""
-        for file in (self.prior, self.init, self.trial, self.path / "run.json"):
+        for file in (*self._copies, self.trial, self.path / "run.json"):
             file.unlink(missing_ok=True)
 
     def check_exists(self) -> None:
