@@ -10,7 +10,7 @@ from tiny_envs import tiny
 
 from repolicy.envs import names
 from repolicy.envs.batches import RESERVED_OPTIONS
-from repolicy.envs.making import check_observed_alike, make_envs
+from repolicy.envs.making import check_observed_alike, evaluation_backend, make_envs
 from repolicy.envs.names import envpool_names, parse_env_name, with_decoder
 from repolicy.errors import UsageError
 
@@ -80,9 +80,32 @@ def test_options_follow_the_name(backend: Any) -> None:
 
 
 def test_an_option_that_gymnasium_alone_has_is_had_there() -> None:
-    for name, backend in (("Pendulum-v1?g=5", "gymnasium"), ("Hopper-v4?frame_skip=2", "envpool")):
+    for name, backend in (
+        ("Pendulum-v1?g=5", "gymnasium"),
+        ("Hopper-v4?frame_skip=2", "envpool"),
+        ("Hopper-v4?healthy_z_range=[0.5,9]", "gymnasium"),  # EnvPool's are healthy_z_min and healthy_z_max
+        ("Hopper-v4?width=64", "gymnasium"),  # of the class that it is derived from
+    ):
         with closing(make_envs(name, 1, 0)) as batch:
             assert batch.backend == backend
+    with pytest.raises(UsageError, match="has no option 'healthy_z_mim' in EnvPool; did you mean"):
+        make_envs("Hopper-v4?healthy_z_mim=0.5", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("Hopper-v4", "gymnasium"),
+        ("Hopper-v4?healthy_z_min=0.5", "envpool"),
+        ("PendulumSwingup-v1", "envpool"),
+        ("InvertedPendulum-v5?nothing=1", "envpool"),
+        (tiny("Endless"), "gymnasium"),
+        (tiny("CannotBeMade"), "gymnasium"),
+        ("Nowhere-v0", "envpool"),
+    ],
+)
+def test_what_envpool_alone_can_make_is_evaluated_and_filmed_there(name: str, backend: Any) -> None:
+    assert evaluation_backend(name, "envpool") == backend
 
 
 def test_a_robot_that_the_two_libraries_show_differently_is_refused_where_both_are_needed(tmp_path: Path) -> None:

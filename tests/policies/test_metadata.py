@@ -14,6 +14,7 @@ import torch
 
 from repolicy import load_policy
 from repolicy.cli import main as cli
+from repolicy.cli.environment_info import environment_info
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export, onnx_graph
@@ -180,6 +181,12 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     assert [names[index] for index in (0, 13, 14, 15, 23)] == [  # a Dict's parts, in the order in which they are taken
         *("orientations[0]", "orientations[13]", "height[0]", "velocity[0]", "velocity[8]"),
     ]
+
+
+def test_an_option_that_envpool_alone_has_is_taken_by_its_contract() -> None:
+    pytest.importorskip("envpool")
+    assert environment_info("Hopper-v4?healthy_z_min=0.5") == {"env": "Hopper-v4?healthy_z_min=0.5"}
+    assert "observations" in environment_info("Hopper-v4?healthy_z_range=[0.5,9]")
 
 
 def test_names_of_another_environment_are_refused() -> None:

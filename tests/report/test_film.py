@@ -286,15 +286,18 @@ def test_films(policy: str, tmp_path: Path) -> None:
     assert steps > 13
     shown = [shot, replace(shot, seconds=0.8, center_step=steps), replace(shot, actions=[[3.0]] * 5)]
     noise, length = through_noise(tmp_path)
-    found = render_films([small, replace(small, format="gif"), only_envpool_has_it, *shown, noise])
+    hopping = Policy(PolicySpec(11, ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)))
+    save_policy(tmp_path / "hopper.safetensors", hopping, {})
+    option = replace(small, policy=str(tmp_path / "hopper.safetensors"), env="Hopper-v4?healthy_z_min=0.5")
+    found = render_films([small, replace(small, format="gif"), only_envpool_has_it, option, *shown, noise])
     assert found[0][4:8] == b"ftyp"
     assert found[1][:4] == b"GIF8"
-    for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=False):
+    for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4", "hop.mp4"), strict=False):
         seen = pictures(content, tmp_path / name)
         assert len(seen) >= 9
         assert seen[0].std() > 10
         assert np.abs(seen[0] - seen[1:]).max() > 30
-    whole, end, pushed, chunks = (Image.open(io.BytesIO(content)) for content in found[3:])
+    whole, end, pushed, chunks = (Image.open(io.BytesIO(content)) for content in found[4:])
     assert [film.n_frames for film in (whole, end, pushed, chunks)] == [steps, 10, 5, length]
     whole.seek(4), pushed.seek(4)
     assert ImageChops.difference(whole.convert("RGB"), pushed.convert("RGB")).getbbox()  # the policy does otherwise

@@ -55,7 +55,13 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "rate"), [("CartpoleSwingup-v1", 30), ("Go1JoystickFlatTerrain-v1", 50), ("Hopper-v4", 125)]
+    ("env", "rate"),
+    [
+        ("CartpoleSwingup-v1", 30),
+        ("Go1JoystickFlatTerrain-v1", 50),
+        ("Hopper-v4", 125),
+        ("Hopper-v4?healthy_z_min=0.5", 30),
+    ],
 )
 def test_a_clip_shows_the_steps_of_its_seconds_as_a_film_does(env: str, rate: float) -> None:
     assert ask_page.steps_a_second(env) == pytest.approx(rate)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import env_maker, envpool_names, group_sizes, observed_parts, parse_env_name
+from repolicy.envs import env_maker, envpool_names, evaluation_backend, group_sizes, observed_parts, parse_env_name
 from repolicy.errors import UsageError, in_one_sentence
 
 PLACE = [(f".{axis}", "m") for axis in "xyz"]
@@ -32,7 +32,7 @@ def environment_info(name: str) -> dict[str, Any]:
         in_one_sentence(f"environment {name!r} does not tell what it is", UsageError),
         warnings.catch_warnings(action="ignore"),  # about deprecated versions and rounded bounds
     ):
-        info = _gymnasium_info(name) if parse_env_name(name).is_in_gymnasium else _envpool_info(name)
+        info = _gymnasium_info(name) if evaluation_backend(name) == "gymnasium" else _envpool_info(name)
     if parse_env_name(name).decoder:  # the policy's actions are the decoder's noise, and not the environment's actions
         info.pop("actions", None)
     return {"env": name} | info

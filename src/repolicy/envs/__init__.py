@@ -8,6 +8,7 @@ from repolicy.envs.making import (
     check_fit,
     check_observed_alike,
     critic_size,
+    evaluation_backend,
     make_envs,
     match_observation,
     open_policy_in_env,

@@ -1,19 +1,23 @@
 """Batches of environments by name: EnvPool's where it knows the name and its options, else Gymnasium's."""
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
 from repolicy.envs import names
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies import ActionSpace, Agent, ConditionedPolicy, EnvAwareAgent
 from repolicy.priors import (
     DecoderSpec,
@@ -58,7 +62,7 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
 def _uses_envpool(name: str, backend: Backend) -> bool:
     """Return whether EnvPool makes the environment; without a backend named, not where Gymnasium alone has an option.
 
-    An option that looks like one of EnvPool's is taken for a misspelt one.
+    An option that neither has, and that looks like one of EnvPool's, is taken for a misspelt one.
     """
     parsed = names.parse_env_name(name)
     if backend == "gymnasium" or parsed.reset_options or parsed.import_target:
@@ -70,7 +74,36 @@ def _uses_envpool(name: str, backend: Backend) -> bool:
     import envpool
 
     known = envpool.make_spec(parsed.plain).config._asdict()
-    return all(key in known or suggest(key, known) for key in parsed.options)
+    others = [key for key in parsed.options if key not in known]
+    own = _gymnasium_options(parsed.plain) if others else ()
+    return all(key not in own and suggest(key, known) for key in others)
+
+
+def _gymnasium_options(plain: str) -> set[str]:
+    """Return the options of the class that Gymnasium makes for an id, and of the classes that it is derived from."""
+    entry_point, options = gymnasium.registry[plain].entry_point, set[str]()
+    with contextlib.suppress(Exception):  # such as a package that the class needs, and that is not installed
+        creator: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        for each in getattr(creator, "__mro__", (creator,)):
+            options.update(inspect.signature(each).parameters)
+    return options
+
+
+def evaluation_backend(name: str, backend: Backend = "auto") -> Backend:
+    """Return Gymnasium where it makes the environment, because films are rendered there; else the named backend.
+
+    It does not where EnvPool alone has the id or an option. (Importing EnvPool is slow: it is asked last.)
+    """
+    parsed = names.parse_env_name(name)
+    if parsed.import_target:
+        return "gymnasium"
+    if parsed.is_in_gymnasium:
+        try:
+            probe_env(name, "gymnasium")
+        except RepolicyError:
+            return backend if parsed.plain in names.envpool_names() else "gymnasium"
+        return "gymnasium"
+    return backend
 
 
 # Their observations of contact forces differ between EnvPool and Gymnasium.

@@ -22,6 +22,7 @@ from repolicy.envs import (
     GymnasiumEnvs,
     check_fit,
     env_maker,
+    evaluation_backend,
     match_observation,
     parse_env_name,
     wrap_decoder,
@@ -87,10 +88,10 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     opened = open_agent(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
-    backend: Backend = "gymnasium" if parse_env_name(shot.env).is_in_gymnasium else "auto"  # importing EnvPool is slow
     try:
+        backend = evaluation_backend(shot.env)
         env = match_observation(shot.env, policy, backend)
-        filming = Filming(replace(shot, env=env), policy, on_picture)
+        filming = Filming(replace(shot, env=env), policy, backend, on_picture)
     except UsageError:
         if find_spec("mujoco"):  # which may not load its graphics library
             with _errors_mean_no_renderer():
@@ -105,10 +106,10 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
 class Filming:
     """An agent that acts in one environment, and the pictures of it."""
 
-    def __init__(self, shot: Shot, agent: Agent, on_picture: Callable[[], None]) -> None:
+    def __init__(self, shot: Shot, agent: Agent, backend: Backend, on_picture: Callable[[], None]) -> None:
         self._shot, self._agent, self._on_picture = shot, agent, on_picture
         self._pictures, self._steps = list[np.ndarray](), 0
-        self._env, self._batch, self._steps_a_second = _make_envs(shot, self._after_env_step)
+        self._env, self._batch, self._steps_a_second = _make_envs(shot, backend, self._after_env_step)
         check_fit(agent, self._batch)
         self._stride = max(1, round(self._steps_a_second / FRAMES_A_SECOND))
         self.rate = self._steps_a_second / self._stride
@@ -156,9 +157,9 @@ def recorded_actions(shot: Shot, space: ActionSpace) -> np.ndarray:
     return actions - np.array(space.low, int) if space.kind == "discrete" and space.low else actions
 
 
-def _make_envs(shot: Shot, on_step: Callable[[bool], None]) -> tuple[Any, Envs, float]:
+def _make_envs(shot: Shot, backend: Backend, on_step: Callable[[bool], None]) -> tuple[Any, Envs, float]:
     """Return the environment that renders, the batch of it in which a policy acts, and its steps per second."""
-    if not parse_env_name(shot.env).is_in_gymnasium:
+    if backend != "gymnasium":
         with _errors_mean_no_renderer():  # EnvPool renders robots into a context, and ends the process without one
             import mujoco
 

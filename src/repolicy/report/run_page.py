@@ -1,6 +1,5 @@
 """Write a run's report.html: what the run changed, as one file that needs no other file and no network."""
 
-import contextlib
 import math
 import shlex
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ import numpy as np
 
 from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
 from repolicy.addons.addon_names import with_weights
-from repolicy.envs import Backend, parse_env_name, probe_env
-from repolicy.errors import RepolicyError
+from repolicy.envs import Backend, evaluation_backend, parse_env_name
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import check_writable, file_sum
 from repolicy.many.positions import DialedPolicy
@@ -67,7 +65,7 @@ def write_report(
     episodes = EPISODES if episodes is None else episodes
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
-    backend = evaluation_backend(request)
+    backend = evaluation_backend(request.env, request.settings.backend)
     mean, sampled = (
         evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)
         for deterministic in (True, False)
@@ -115,15 +113,6 @@ def evaluate_with_prior(
         )
         for name, policy in agents.items()
     }  # fmt: skip
-
-
-def evaluation_backend(request: Request) -> Backend:
-    """Return Gymnasium where it has the environment, because films are rendered there; else the run's backend."""
-    if parse_env_name(request.env).is_in_gymnasium:
-        with contextlib.suppress(RepolicyError):
-            probe_env(request.env, "gymnasium")
-            return "gymnasium"
-    return request.settings.backend
 
 
 def _sections(

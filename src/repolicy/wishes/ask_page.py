@@ -14,7 +14,7 @@ from repolicy.envs import (
     check_observed_alike,
     check_plain,
     env_name,
-    parse_env_name,
+    evaluation_backend,
 )
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
@@ -101,7 +101,7 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
 
 def steps_a_second(env: str) -> float:
     """Return the number of an environment's steps in one second of film."""
-    batch = GymnasiumEnvs if parse_env_name(env).is_in_gymnasium else EnvPoolEnvs  # as a film does
+    batch = GymnasiumEnvs if evaluation_backend(env) == "gymnasium" else EnvPoolEnvs  # as a film does
     with closing(batch(env, 1, 0)) as envs:
         return envs.steps_a_second
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Features, LearntWish, Networks, network_inputs
-from repolicy.envs import Envs, check_fit, make_envs, match_observation, parse_env_name, to_env_numbers
+from repolicy.envs import Envs, check_fit, evaluation_backend, make_envs, match_observation, to_env_numbers
 from repolicy.errors import FileError, UsageError
 from repolicy.files import check_shape, file_sum, read_bytes
 from repolicy.policies import Agent
@@ -106,7 +106,7 @@ def candidates(
         what = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
         raise UsageError(f"{what}: name 1 or more, of 2 steps or more, and noise above 0")
     env = match_observation(env, agent)
-    backend = "gymnasium" if parse_env_name(env).is_in_gymnasium else "envpool"  # films can be made of these
+    backend = evaluation_backend(env, "envpool")
     complete = list[Pairs]()
     for round_ in range(MAX_ROUNDS):
         random = np.random.default_rng([seed, round_])
@@ -114,7 +114,7 @@ def candidates(
         sides = list[dict[str, np.ndarray]]()
         for index in range(2):
             generator = torch.Generator().manual_seed(int(random.integers(2**31)) + index)
-            with closing(make_envs(env, count, first, backend)) as envs:  # type: ignore[arg-type]
+            with closing(make_envs(env, count, first, backend)) as envs:
                 check_fit(agent, envs)
                 sides.append(_clips(agent, envs, starts, steps, latest + steps, noise, generator))
         pairs = {name: np.stack([side[name] for side in sides], 1) for name in sides[0]}
