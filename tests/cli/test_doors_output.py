@@ -146,7 +146,10 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
     assert said not in typed(capsys, *["evaluate", "run/policy.safetensors", "--episodes", "1", "--trust"])[2]
-    assert said in typed(capsys, "report", "run", "--trust")[2]
+    commands = ["report run --trust", "compare hopper run --trust", "compare run hopper --trust"]
+    commands += [f"{name} run --addon none" for name in ("diagnose", "plan", "sweep", "customize")]
+    for command in commands:  # whatever else is wrong
+        assert said in typed(capsys, *command.split())[2], command
 
 
 @pytest.mark.parametrize(

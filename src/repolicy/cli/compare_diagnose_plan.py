@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, normalize_words, parse
+from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError, check_counts
 from repolicy.files import check_writable
 from repolicy.readers.reading import Options
@@ -65,6 +66,8 @@ class Compare(RunsPolicy):
             new_options = parse(Options, normalize_words([f"--{text}" for text in self.of_new]), "repolicy compare")
         except UsageError as error:
             raise UsageError(f"of the new policy (--of-new), {error}") from None
+        for policy in (self.old, self.new):
+            warn_of_unfinished(policy)
         with terminal.status(f"{names}: the first episodes") as status:
             comparison = compare_around(
                 self.old, self.new, self.env, self.not_worse,
@@ -109,6 +112,7 @@ class Diagnose(OpensPolicy):
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
+        warn_of_unfinished(self.prior)
         path, terminal = find_policy(self.prior), Terminal()
         saved = read_policy(path, self.reading)
         env = self.env or env_from_card(saved.card, path, self.trust)
@@ -221,6 +225,7 @@ class Plan(RunsPolicy):
         terminal = Terminal()
         out = self.out or default_out(self.prior, "planned.safetensors" if self.distil else "plan")
         self._check_options(out)
+        warn_of_unfinished(self.prior)
         start = open_prior(self.prior, self.reading, trust=self.trust)
         self._check_prior(start)
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)

@@ -136,6 +136,7 @@ class Sweep(Trains, CustomizesPrior):
         from repolicy.many.tradeoff import as_dict
         from repolicy.report.sweep_page import write_sweep_report
 
+        warn_of_unfinished(self.prior)
         terminal = Terminal()
         with terminal.status("training") as status:
             swept = sweep(
