@@ -148,7 +148,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "wanted - kept.mean > 2.0 * kept.error", "kept.mean > wanted", LIMITS, "a share that is kept is said to be too small"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
     Mutant("learning/worker.py", "nats = prior_mean - log_prior.double()", "nats = log_prior.double() - prior_mean", LIMITS, "likelier actions spend the log-prior budget"),
-    Mutant("learning/multipliers.py", "moved_weight(objective.omega, violation, violation - last)", "moved_weight(objective.omega, violation, last - violation)", WORKER, "a drift on its way pushed along"),
+    Mutant("learning/multipliers.py", "moved_weight(objective.omega, violation, change)", "moved_weight(objective.omega, violation, -change)", WORKER, "a drift on its way pushed along"),
     Mutant("runs/request.py", "self.settings.budget is None and not self.limits and not self.dials", "not self.dials", WORKER, "returns by other weights compared"),
     Mutant("learning/segments.py", "if worker.objective.alpha != worker.request.objective.alpha:", "if False:", "tests/learning/test_limits.py", "a policy that tells the alpha it began with"),
     Mutant("learning/segments.py", " and longer.mean >= -2.0 * longer.error", "", "tests/learning/test_candidate.py", "an early fall is handed out"),

@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.learning.multipliers import Multipliers, budget_violation, constraint_warnings, steered_objective
+from repolicy.addons.limits import parse_limits
+from repolicy.learning.multipliers import (
+    HeldLimit,
+    Multipliers,
+    budget_violation,
+    constraint_warnings,
+    moved_weight,
+    steered_objective,
+)
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.runs.request import Request
-from repolicy.runs.settings import Settings
+from repolicy.runs.result import Estimate
+from repolicy.runs.settings import Settings, budget_of
 
 
 def multipliers(**settings: Any) -> Multipliers:
@@ -77,3 +86,27 @@ def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
         said = constraint_warnings(held, {"prior_kl": [spent]})
         assert len(said) == count
     assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")
+
+
+def test_a_weight_moves_by_the_same_share_however_small_it_is() -> None:
+    """That of a limit on a quantity of large numbers is small; those of the prior can rise again from their floor."""
+    assert moved_weight(1e-9, 1.0, 0.5) == pytest.approx(1e-9 * moved_weight(1.0, 1.0, 0.5))
+    held = HeldLimit(parse_limits("power<=20000")[0])
+    held.begin(1e4, 1e-3)
+    before = held.weight
+    held.move(Estimate(1e4, 0.0))
+    assert held.weight < before == pytest.approx(1e-7)
+    fallen = steered_objective(residual(1e-12, 1e-12), 0.0, -2.0)
+    assert fallen.omega == fallen.alpha > 0.0
+    risen = steered_objective(fallen, 0.0, 2.0)
+    assert risen.omega == risen.alpha > fallen.omega
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "words"),
+    [(0.005, 0.0072, "0.0072"), (0.17, 0.2149, "0.21"), (2.0, -1e-5, "0.00"), (2.0, 0.9, "0.90")],
+)
+def test_what_is_spent_has_the_digits_of_its_budget(budget: float, spent: float, words: str) -> None:
+    found = budget_of({"kl_budget": budget})
+    assert found is not None
+    assert found.compare(spent) == f"{words} nats a step, the budget is {budget:g}"

@@ -37,7 +37,7 @@ STEERING = 0.03  # integral gain, per iteration
 DAMPING = 1.0  # proportional gain; without it the weight answers too late, and the policy overshoots far
 MAX_NOISE = 0.25  # std that a violation may have; noisier measurements are averaged over iterations
 MIN_SMOOTHING = 0.05  # weight of the newest measurement in an average, at least
-MIN_WEIGHT = 1e-6
+MIN_WEIGHT = 1e-12  # of the prior's terms, so that they can rise again
 OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows at the end of a run
 
 LIMIT_UNIT = 0.1  # share of its bound by which a limit is broken at a violation of 1
@@ -95,7 +95,7 @@ def limit_change(violation: float, last: float | None) -> float:
 
 def moved_weight(weight: float, violation: float, change: float) -> float:
     """Return the weight of the next iteration, by the PI rule."""
-    return max(MIN_WEIGHT, weight * math.exp(STEERING * violation + DAMPING * change))
+    return weight * math.exp(STEERING * violation + DAMPING * change)
 
 
 def steered_objective(objective: Objective, last: float, violation: float, *, omega_alone: bool = False) -> Objective:
@@ -105,8 +105,9 @@ def steered_objective(objective: Objective, last: float, violation: float, *, om
     sharpen the policy around the prior's mode, and so move it away from the prior. For a log-prior budget
     (`omega_alone`), omega is the multiplier by itself, as a larger one always makes actions likelier.
     """
-    omega = moved_weight(objective.omega, violation, violation - last)
-    alpha = objective.alpha if omega_alone else moved_weight(objective.alpha, violation, violation - last)
+    change = violation - last
+    omega = max(MIN_WEIGHT, moved_weight(objective.omega, violation, change))
+    alpha = objective.alpha if omega_alone else max(MIN_WEIGHT, moved_weight(objective.alpha, violation, change))
     return replace(objective, omega=omega, alpha=alpha)
 
 

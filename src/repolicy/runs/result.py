@@ -13,7 +13,7 @@ from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import Policy
 from repolicy.priors import How, dial, load_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.text import format_digits, with_minus
+from repolicy.text import format_digits, format_number, with_minus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class Result:
         if (objective := self.last.get("evaluation_objective")) is not None:
             parts.append(f"objective {with_minus(f'{objective:,.1f}')} an episode in the end")
         if "prior_kl" in self.last:
-            parts.append(with_minus(f"{self.last['prior_kl']:z.2f} nats a step from the prior"))
+            parts.append(f"{format_number(self.last['prior_kl'])} nats a step from the prior")
         return f"Result of {self.folder}: {'; '.join(parts)}"
 
     @cached_property

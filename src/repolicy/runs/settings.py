@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from repolicy.errors import FileError, UsageError
 from repolicy.files import read_json
 from repolicy.runs.machine import physical_cores, shares_memory
-from repolicy.text import suggest, with_minus
+from repolicy.text import format_number, suggest, with_minus
 
 
 class Within(NamedTuple):
@@ -64,7 +64,7 @@ class Budget(NamedTuple):
     amount: float
     metric: str  # the logged metric that is compared with the amount
     description: str  # format of a clause for people, with the amount
-    comparison: str  # format of the metric beside the amount
+    comparison: str  # format of the metric, the amount, and the metric in words with as many digits as the amount
 
     @property
     def words(self) -> str:
@@ -73,10 +73,10 @@ class Budget(NamedTuple):
 
     def compare(self, value: float) -> str:
         """Return a value of the metric beside the amount, in words."""
-        return with_minus(self.comparison.format(value, self.amount))
+        return with_minus(self.comparison.format(value, self.amount, format_number(value, self.amount)))
 
 
-_NATS = "{:z.2f} nats a step, the budget is {:g}"
+_NATS = "{2} nats a step, the budget is {1:g}"
 # The settings that are budgets, each with the fields of `Budget` after the amount.
 BUDGETS = {
     "kl_budget": ("prior_kl", "ω′ and α̂ move to stay {:g} nats a step from the prior", _NATS),
