@@ -29,8 +29,10 @@ from repolicy.runs.settings import Settings
 
 
 def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
-    """A policy that acts otherwise at each position of its dials."""
+    """A policy that acts otherwise at each position of its dials; without dials, an ordinary one."""
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    if not dials:
+        return SavedPolicy(Policy(prior.spec), prior, card)
     made = ConditionedPolicy.from_prior(prior, dials)
     made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     return SavedPolicy(made, prior, card)
@@ -111,6 +113,19 @@ def test_what_was_evaluated_is_told_and_saved_before_the_films(
     assert len(read_json(tmp_path / "dial.json")["positions"]) == 11
     assert "\n0.631 " in said[-1]
     assert "; one episode with the mean action (log prior" in said[-1]
+
+
+def test_the_page_of_a_run_with_limits_says_at_each_position_whether_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = f"{FAST}<=-5"  # never
+    request = {"addons": [QUIET], "limits": [limit]}
+    found, html = reported(tmp_path, [], request, monkeypatch)
+    assert "limit_fast<=-5" in found["positions"][0]["mean_action"]["summary"]
+    assert '<th scope="col">fast&lt;=-5</th>' in html
+    assert html.count("limit fast&lt;=-5 is broken") == len(found["positions"])
+    _, html = reported(tmp_path, [], request, monkeypatch, "--addon", FAST)
+    assert "&lt;=-5" not in html  # as where evaluate is asked for another wish
 
 
 # Several dials --------------------------------------------------------------------------------------------------------

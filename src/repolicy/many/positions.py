@@ -157,6 +157,7 @@ def evaluate_positions(
     out: Path,
     episodes: int,
     backend: Backend = "auto",
+    limits: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> SweepResult:
     """Evaluate every position with the mean action and with sampled ones, from the same seeds.
@@ -168,7 +169,7 @@ def evaluate_positions(
     addon, prior = combine_addons(once), require_prior(dialed.saved, dialed.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
-        mean, sampled = evaluate_point(policy, prior, env, addon, episodes, backend)
+        mean, sampled = evaluate_point(policy, prior, env, addon, episodes, backend, limits)
         return Point(value, dialed.path, mean, sampled, label)
 
     first, points = point(prior, math.inf), []

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -210,6 +211,7 @@ class SweepResult:
         columns += [column(name) for name in names if name.startswith("addon_reward_")]  # of several wishes
         if self.has_basic_reward:
             columns.append(column("total_reward", "total"))
+        columns += [column(name) for name in names if name.startswith("limit_")]
         columns += [column(name) for name in SAMPLED]
         headings, *rows = map(list, zip(*columns, strict=True))
         return headings, rows
@@ -239,10 +241,17 @@ class SweepResult:
 
 
 def evaluate_point(
-    policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
+    policy: Policy,
+    prior: Policy,
+    env: str,
+    addon: Addon,
+    episodes: int,
+    backend: Backend = "auto",
+    limits: Sequence[str] = (),
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate a point's policy in whole episodes, with the mean action and with sampled actions."""
-    options: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
+    options: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED}
+    options |= {"backend": backend, "limits": limits}
     mean = evaluate(policy, env, episodes, deterministic=True, **options)
     return mean, evaluate(policy, env, episodes, deterministic=False, **options)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repolicy.addons import addon_names, addons_from_card, backend_from_card, check_env, env_from_card
 from repolicy.errors import UsageError
+from repolicy.evaluation import fitting_limits
 from repolicy.files import check_writable, write_json
 from repolicy.many.positions import DialedPolicy, as_dict, evaluate_positions, exact_text, meaning
 from repolicy.many.tradeoff import SweepResult
@@ -41,6 +42,7 @@ def write_dial_report(
     """
     path, saved = dialed.path, dialed.saved
     env = env or env_from_card(saved.card, path, trust)
+    is_own_wish = not addons
     addons = addons or addons_from_card(saved.card, path, trust)
     if not addons:
         raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
@@ -49,8 +51,11 @@ def write_dial_report(
     check_writable(out / "report.html")
     if (out / "report.html").exists() and not (out / "dial.json").exists():
         raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
+    backend, limits = backend_from_card(saved.card, env), tuple[str, ...]()
+    if is_own_wish:  # as where the policy is evaluated
+        limits = fitting_limits(saved.policy, saved.card, path, env, backend, trust, say)
     swept = evaluate_positions(
-        dialed, env, addons, out, episodes, backend_from_card(saved.card, env),
+        dialed, env, addons, out, episodes, backend, limits,
         lambda done: show(f"{env}: {done} of {len(dialed.positions)} positions"),
     )  # fmt: skip
     write_json(out / "dial.json", as_dict(dialed, swept))  # before the films, which take long and may be stopped
