@@ -62,7 +62,10 @@ def test_from_nothing_to_a_customized_policy(tmp_path: Path, capsys: pytest.Capt
     evaluated = answered(capsys, "evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--trust")
     assert evaluated["episodes"] == 2
     told(capsys, "train", WALK, "--alpha", 0.5, "--objective", "full", "--out", tmp_path / "full", *options)
-    assert told(capsys, "train", WALK, "--trust", "--resume", "--out", tmp_path / "full")["finished"]
+    resumed = ["train", WALK, "--trust", "--resume", "--out", tmp_path / "full", "--alpha"]
+    assert told(capsys, *resumed[:-1])["finished"]
+    assert told(capsys, *resumed, 0.5)["finished"]
+    assert "alpha was 0.5 and is now 0.4" in failed(capsys, "rql", *resumed, 0.4)
     story = answered(capsys, "inspect", str(out))
     assert (story["method"], story["iterations logged"]) == ("Residual Q-learning", "2")
 
@@ -364,6 +367,8 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
          lambda: train(WALK, full(0.5), out, replace(QUICK, steps=150, train_every=151))),
         ("the first gradient step comes after 32 steps, so nothing would be learned in 30",
          lambda: train(WALK, full(0.5), out, replace(QUICK, steps=30, train_every=16))),
+        ("a segment of 60 steps is shorter than a round of 61, so nothing would be learned",
+         lambda: train(WALK, full(0.5), out, replace(QUICK, train_every=61, checkpoint_every=60))),
         ("can hold no Table: act with model.predict",
          lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
         ("needs info['addon_reward'], and the environment's info has nothing: wrap it in repolicy.rql.WithAddon",

@@ -157,13 +157,11 @@ class Train(ResidualQLearning):
         from repolicy.rql.customizing import train
 
         settings = overrides(self, Settings)
-        name = self.objective or "soft"
-        folder = folder_for(self.out, self.env, name, settings, self.resume, RUNS_FOLDER)
-        is_named = self.objective is not None or self.alpha is not None
+        folder = folder_for(self.out, self.env, self.objective or "soft", settings, self.resume, RUNS_FOLDER)
         return report_end(
             train(
-                self.env, objective_by_name(name, alpha=self.alpha) if is_named else None, folder, settings,
-                addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb),
+                self.env, objective_by_name(self.objective) if self.objective else None, folder, settings,
+                alpha=self.alpha, addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )
         )  # fmt: skip

@@ -109,6 +109,7 @@ def train(
     out: str | Path,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
+    alpha: float | None = None,
     addon: Wish = (),
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -117,8 +118,8 @@ def train(
 ) -> Result:
     """Train a policy without a prior, to serve as a prior or a baseline. The folder `out` stores all of the run.
 
-    Without an objective it is `soft()`, or that of the resumed run; without an alpha, this gets the task's default. The
-    other parameters are as in `repolicy.train`.
+    Without an objective it is `soft()`, or that of the resumed run. Its alpha is `alpha`, if that is named; without
+    either it is the task's default. The other parameters are as in `repolicy.train`.
     """
     asked = RequestOptions.from_arguments(env, addon, objective=objective)
     if objective is not None and objective.reads_prior:
@@ -126,6 +127,8 @@ def train(
     before = earlier_request(RunFolder(out, Request), resume, trust, asked)
     asked = asked.filled_from(before)
     objective = asked.objective or soft()
+    if alpha is not None:
+        objective = replace(objective, alpha=alpha)
     if objective.alpha is None:
         source = task_of(asked.env) if before is None else before.objective
         if source is None:
@@ -226,6 +229,12 @@ def _request(
             f"the first gradient step comes after {first:,} steps, so nothing would be learned in {settings.steps:,}"
         )
         raise UsageError(f"{problem}: take more steps, or a smaller warmup and train_every")
+    if settings.train_every > settings.checkpoint_every:
+        segment, train_every = settings.checkpoint_every, settings.train_every
+        problem = (
+            f"a segment of {segment:,} steps is shorter than a round of {train_every:,}, so nothing would be learned"
+        )
+        raise UsageError(f"{problem}: take a larger checkpoint_every, or a smaller train_every")
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     if objective.reads_addon:

@@ -15,7 +15,8 @@ class Settings(AnySettings):
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything."""
     checkpoint_every: Annotated[int, Within(1, 1e12)] = 25_000
-    """Steps between two checkpoints; each segment starts its environment anew."""
+    """Steps between two checkpoints; each segment starts its environment anew, and does not learn from a round that it
+    cuts off."""
     gamma: Annotated[float, Within(0, 1)] = 0.99
     """Discount."""
     learning_rate: Annotated[float, Within(0, 10)] = 3e-4
