@@ -128,7 +128,8 @@ class Sweep(Trains, CustomizesPrior):
     out: Path | None = None
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
-    """Continue the sweep in the folder: new values of --omega are added, other options stay as they were."""
+    """Continue the sweep in the folder: name PRIOR as before, with the options that read it (such as --std); new values
+    of --omega are added, other options stay as they were."""
     UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings without effect here
 
     def run(self) -> dict[str, Any]:

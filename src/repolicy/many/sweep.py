@@ -78,7 +78,8 @@ def sweep(
             shape and the steps (docs/train.md). A `Settings` is taken whole.
         states: the price on states; by default what a nat is worth in the old reward.
         env: the environment; by default the one that the prior was trained in.
-        resume: continue the sweep in the folder; arguments that are left out stay as they were, new values are added.
+        resume: continue the sweep in the folder; arguments that are left out stay as they were, but for the prior and
+            `reading`, which are named as before; new values are added.
         trust: run code that the prior's file or the resumed sweep names.
         reading: options for a file of another library.
         noise: for a generative policy, the size of its noise, as in `customize`.
