@@ -193,6 +193,8 @@ def test_a_weight_that_is_left_out_is_not_set() -> None:
     for name in OBJECTIVES:
         assert objective_by_name(name).is_set == (name == "no_entropy")
     assert objective.residual(OMEGA, ALPHA).is_set
+    assert objective.residual("alpha", ALPHA) == objective.residual(ALPHA, ALPHA) == objective.kl(ALPHA)
+    assert replace(objective.residual("alpha"), alpha=ALPHA) == objective.kl(ALPHA)
     assert not objective.residual(Range(0.1, 3.0), ALPHA).is_set  # its states
     assert replace(objective.kl(), alpha=ALPHA) == objective.kl(ALPHA) == Objective("addon", omega=ALPHA, alpha=ALPHA)
     assert replace(objective.repeat_entropy(), alpha=ALPHA) == Objective(alpha=ALPHA, bonus=ALPHA)

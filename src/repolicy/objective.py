@@ -162,9 +162,9 @@ def kl(alpha: Weight = None) -> Objective:
 def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
     """Return Residual PPO's objective: log prior and entropy, each with a weight of its own (Eq. 16).
 
-    `states` is not in the paper. Where omega is a single number, `states` is 0 by default.
+    `states` is not in the paper. Where omega is a single number, or that of alpha, `states` is 0 by default.
     """
-    if states is None and isinstance(omega, Real):
+    if states is None and (isinstance(omega, Real) or omega == "alpha"):
         states = 0.0
     return Objective("addon", omega=omega, alpha=alpha, states=states)
 
