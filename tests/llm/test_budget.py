@@ -117,6 +117,15 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_the_priors_own_needs_no_token_to_pad_with(prior: Path) -> None:
+    """Of prompts of two lengths, which are padded; what fills them up does not count."""
+    model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
+    rows = [{"prompt": "."}, {"prompt": ".ab"}]
+    with_padding = prior_mean_log_prob(ModelView(model), tokenizer, rows, 20, 4)
+    tokenizer.pad_token = None
+    assert prior_mean_log_prob(ModelView(model), tokenizer, rows, 20, 4) == pytest.approx(with_padding, rel=1e-5)
+
+
 def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of responses that end at once, half of them to each kind of prompt, as the data has them."""
     model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)

@@ -240,10 +240,20 @@ def test_one_response_has_an_unknown_interval() -> None:
 
 
 def test_a_reward_is_called_as_trl_calls_it() -> None:
-    """It gets the dataset's own columns, but TRL's prompts, responses and ids; it may be awaited."""
+    """It gets the dataset's own columns, but TRL's prompts, responses, ids, state and logs; it may be awaited."""
 
-    async def lengths(prompts: Any, completions: Any, completion_ids: Any, hint: Any) -> list[float]:
+    async def lengths(
+        prompts: Any,
+        completions: Any,
+        completion_ids: Any,
+        hint: Any,
+        trainer_state: Any,
+        log_extra: Any,
+        log_metric: Any,
+    ) -> list[float]:
         assert (prompts, hint, completion_ids) == (["a", "b"], ["x", "y"], [[1], [2, 3]])
+        log_extra("hint", hint)
+        log_metric("step", trainer_state.global_step)
         return [float(len(each)) for each in completions]
 
     rows = [{"prompt": p, "hint": h, "completion": "no", "completion_ids": [9]} for p, h in ("ax", "by")]

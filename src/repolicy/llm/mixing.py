@@ -235,11 +235,12 @@ def sample(
     configured = model.generation_config.eos_token_id
     configured = configured if isinstance(configured, list) else [configured]
     ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *configured]) if token is not None]
-    settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": padding}
     responses: list[list[int]] = []
     for start in range(0, len(prompts), batch):
         rows = prompts[start : start + batch]
-        ids = padded(rows, "left", tokenizer.pad_token_id).to(model.device)
+        ids = padded(rows, "left", padding).to(model.device)
         attention = padded([[1] * len(row) for row in rows], "left").to(model.device)
         try:
             written = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from repolicy.differences import student_t_p_value
 from repolicy.errors import FileError, UsageError, check_counts, first_line, in_one_sentence
@@ -38,11 +38,7 @@ PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may hav
 
 def load_prior(name: str) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer from a folder or the hub; weights only from safetensors."""
-    model = _load_model(name)
-    tokenizer = _load(lambda: AutoTokenizer.from_pretrained(name), name)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer
+    return _load_model(name), _load(lambda: AutoTokenizer.from_pretrained(name), name)
 
 
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
@@ -278,7 +274,8 @@ def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], 
     """Call a reward function as TRL does, with the other columns of the rows; return rewards `[N]`, NaN for None."""
     is_chat = not isinstance(rows[0]["prompt"], str)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key not in TRL_COLUMNS}
+    columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0] if key not in TRL_COLUMNS}
+    columns |= {"trainer_state": TrainerState(), "log_extra": lambda *_: None, "log_metric": lambda *_: None}
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
         values = reward_func(prompts=prompts, completions=completions, completion_ids=ids, **columns)
