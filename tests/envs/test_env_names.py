@@ -127,6 +127,14 @@ def test_a_decoders_path_holds_no_sign_between_options() -> None:
         with_decoder("Hopper-v5", "R&D/dec.pt", 2, 1)
 
 
+def test_a_title_has_an_environments_own_options_and_no_decoders_path() -> None:
+    own = "Hopper-v5?reset.high=0.2&exclude_current_positions_from_observation=False"
+    assert parse_env_name(own).title == own
+    assert parse_env_name(with_decoder(own, "/home/me/dec.pt", 2, 4, "12e4567")).title == own
+    assert parse_env_name(with_decoder("Hopper-v5", "dec.pt", 2, 1)).title == "Hopper-v5"
+    assert parse_env_name("mine.py:Noisy?noise=0.1").title == "mine.py:Noisy?noise=0.1"  # no decoder's
+
+
 def test_an_option_with_brackets_too_deep_for_json_is_text() -> None:
     assert parse_env_name(f"Hopper-v4?a={'[' * 100_000}").options == {"a": "[" * 100_000}
 

@@ -183,6 +183,7 @@ def test_a_card_says_what_else_must_be_typed(
         text = pushed_card(files, f"{name}.safetensors", env=env or None)
         assert f"\nrepolicy evaluate hf://somebody/pushed {option}\n" in text
         assert f"\nrepolicy customize hf://somebody/pushed {option} --addon NAME\n" in text
+        assert f"\n# pushed: a policy for {env or 'Pendulum-v1'}\n" in text
 
 
 def test_a_generative_policy_is_judged_by_sampled_noise(files: dict[str, dict[str, bytes]]) -> None:

@@ -60,6 +60,7 @@ class EnvName:
     observed_keys: tuple[str, ...]  # parts of a Dict observation that the policy sees; empty: it sees all
     critic_keys: tuple[str, ...]  # parts that the critic sees; empty: it sees what the policy sees
     decoder: DecoderSpec | None  # of `ID?decoder=FILE&noise=8&chunk=4`; None if the environment takes plain actions
+    title: str  # the name without its decoder, for titles: its path and checksum tell other readers nothing
 
     @property
     def chunk_length(self) -> int:
@@ -92,12 +93,15 @@ def parse_env_name(name: str) -> EnvName:
     plain, options = _split_options(name)
     selected = (str(options.pop(option, "")) for option in OBSERVE_OPTIONS)
     observed_keys, critic_keys = (tuple(keys.split(",")) if keys else () for keys in selected)
-    decoder = None
+    decoder, title = None, name
     if "decoder" in options:
+        parts = name.partition("?")[2].split("&")
+        own = [part for part in parts if part.partition("=")[0] not in DecoderSpec._fields]
+        title = "?".join([plain, *(["&".join(own)] if own else [])])
         decoder = DecoderSpec(*(options.pop(field, None) for field in DecoderSpec._fields))
     at_reset = {key: options.pop(key) for key in [*options] if key.startswith(RESET_PREFIX)}
     reset_options = {key.removeprefix(RESET_PREFIX): value for key, value in at_reset.items()}
-    return EnvName(plain, options, reset_options, observed_keys, critic_keys, decoder)
+    return EnvName(plain, options, reset_options, observed_keys, critic_keys, decoder, title)
 
 
 def check_plain(name: str, command: str) -> None:

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from repolicy.addons import addon_names, addons_from_card, backend_from_card, check_env, env_from_card
+from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.evaluation import fitting_limits
 from repolicy.files import check_writable, write_json
@@ -132,5 +133,5 @@ def _write_page(dialed: DialedPolicy, swept: SweepResult, addons: Sequence[str],
         names = escape(" and of ".join(each.name for each in addon_names.dials(addons)))
         note += f" In the add-on reward the weight of {names} is 1 at every position."
     parts.append(page.section("Every position", sweep_page.points_table(swept), note=note))
-    title = f"{env} with {' + '.join(addons)}: the {word}"
+    title = f"{parse_env_name(env).title} with {' + '.join(addons)}: the {word}"
     return page.write(out / "report.html", title, _lead(dialed, swept), parts, sweep_page.SCRIPT)

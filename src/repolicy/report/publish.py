@@ -86,7 +86,7 @@ def model_card(
     request = saved.card.get("request", {})
     name, first = repository.name.partition("/")[2], next(iter(evaluations.values()))
     env, addons = first.env, _code_safe(" + ".join(request.get("addons", [])))
-    title = f"a policy for {env}" + (f", customized to `{addons}`" if saved.prior else "")
+    title = f"a policy for {parse_env_name(env).title}" + (f", customized to `{addons}`" if saved.prior else "")
     task = "reinforcement-learning"
     kind = {"library_name": "repolicy", "pipeline_tag": task, "tags": [task, "repolicy"]}
     header = import_hub().ModelCardData(license=license or "unknown", **kind)

@@ -88,7 +88,7 @@ def write_report(
     figures = [page.film(film, scene.caption, scene.kind) for scene, film in zip(scenes, films, strict=True)]
     words = page.words(addon.descriptions) if addon else ""
     parts = [headline, words, *_sections(folder, request, saved, mean, sampled, page.films(figures, complaint))]
-    title = request.env
+    title = parse_env_name(request.env).title
     if request.addons:
         title += f" with {' + '.join(request.addons)}"
     return page.write(folder.path / "report.html", title, _lead(folder, request, saved), parts)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from repolicy.envs import parse_env_name
 from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
@@ -52,7 +53,8 @@ def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
         page.section("Every point", points_table(swept), *failures, note=points_note(swept)),
         page.section("Train one for longer", *longer, page.settings(swept.request["settings"])),
     ]
-    return page.write(swept.folder / "report.html", f"{env} with {addons}: choosing ω′", lead, parts, SCRIPT)
+    title = f"{parse_env_name(env).title} with {addons}: choosing ω′"
+    return page.write(swept.folder / "report.html", title, lead, parts, SCRIPT)
 
 
 # The pieces of a page with a slider -----------------------------------------------------------------------------------
