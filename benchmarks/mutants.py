@@ -108,7 +108,7 @@ ROOMS = [
     Mutant("learning/worker.py", "fit_actor and explained > MIN_EXPLAINED_VARIANCE", "fit_actor", WORKER, "weights move where the critic cannot follow"),
     Mutant("learning/worker.py", "warmup and (enough or", "warmup or (enough and", WORKER, "the actor does not wait for its critic"),
     Mutant("learning/ppo.py", 'schedule == "adaptive" and fit_actor', 'schedule == "adaptive"', PPO, "a step that grows while nothing moves"),
-    Mutant("runs/result.py", "self.mean - other.mean > ", "self.mean - other.mean < ", "tests/learning/test_candidate.py", "a gain taken for a loss"),
+    Mutant("learning/segments.py", "candidate is last or", "", "tests/learning/test_candidate.py", "the last policy is compared with itself"),
     Mutant("learning/worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", WORKER, "next values not next"),
     Mutant("learning/worker.py", "next_values[rollout.cut_indices[:, 0], rollout.cut_indices[:, 1]] = learner.values(last_inputs)", "pass", WORKER, "values after time limits not replaced"),
     Mutant("learning/worker.py", "self.scorer(self.env_observations(observations), actions", "self.scorer(2 * self.env_observations(observations), actions", WORKER, "prior sees other observations"),

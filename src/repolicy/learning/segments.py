@@ -186,9 +186,12 @@ class Segments:
         self.write(self.folder.policy, result, "last" if result is last else "earlier")
 
     def choose_result(self, last: Candidate) -> Candidate:
-        """Return the candidate where it is clearly better than the last policy in new episodes; else the last."""
+        """Return the candidate where it is clearly better than the last policy in new episodes; else the last.
+
+        One episode tells no error, so where evaluations have no more, every run ends with its last policy.
+        """
         candidate = self.candidate
-        if candidate is None or not objective_of(candidate.evaluation).beats(objective_of(last.evaluation)):
+        if candidate is None or candidate is last or self.worker.settings.evaluated_episodes == 1:
             return last
         # Compare both in more episodes, which differ from those in which the candidate was selected.
         both = (candidate.policy, last.policy)
@@ -235,7 +238,6 @@ class Segments:
         count, squares, *totals = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         by_name = dict(zip(values, totals, strict=True))
         means = {name: total if name == ENDED_EARLY else total / count for name, total in by_name.items()}
-        # One episode tells no error, so it also beats nothing.
         error = Estimate.of(by_name["evaluation_objective"], squares, count).error if count > 1 else math.nan
         return means | {"evaluation_error": error}
 
@@ -317,7 +319,3 @@ class Segments:
         left_out = worker.density.constant_observations
         what = f"{format_count(len(left_out), 'observation')}, {reprlib.repr(left_out)}"
         return sentences + [f"left out of the prior's states, as constant: {what}"] * bool(left_out)
-
-
-def objective_of(evaluation: dict[str, float]) -> Estimate:
-    return Estimate(evaluation["evaluation_objective"], evaluation["evaluation_error"])

@@ -102,9 +102,5 @@ class Estimate(NamedTuple):
         mean = total / count
         return cls(mean, math.sqrt(max(squares / count - mean**2, 0.0) / max(count - 1.0, 1.0)))
 
-    def beats(self, other: "Estimate") -> bool:
-        """Return whether this mean is higher by more than the standard error of the difference."""
-        return self.mean - other.mean > math.hypot(self.error, other.error)
-
     def __str__(self) -> str:
         return f"{format_digits(self.mean, 4)} ± {format_digits(self.error, 2)}"
