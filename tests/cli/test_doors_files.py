@@ -20,7 +20,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.run import run
 from repolicy.objective import residual, soft
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import save_policy
+from repolicy.policies.file import policy_bytes, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read, write
 from repolicy.priors.opening import read_policy
@@ -197,7 +197,7 @@ def test_settings_within_settings_without_end_are_refused(depth: int, capsys: py
     ],
 )  # fmt: skip
 def test_a_card_of_wrong_types_is_refused(card: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    save_policy("file", trained(), card)
+    Path("file").write_bytes(policy_bytes(trained(), card))
     for command in ("inspect", "evaluate", "render"):
         assert "file is no whole policy: its header, 'card'" in refused(capsys, 1, command, "file")
 

@@ -4,7 +4,9 @@ import errno
 import math
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -15,9 +17,11 @@ from saved_policies import SPECS, trained
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
 from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import frozen
 from repolicy.policies.storage import FORMAT, read, write
 from repolicy.priors.opening import load_policy, read_policy
+from repolicy.ranges import Dial
 
 TENSORS = {
     "floats": torch.tensor([1.5, -math.inf, math.nan]),
@@ -161,9 +165,52 @@ def test_a_story_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["addons", "limits"])
 def test_a_request_of_another_kind_is_refused(tmp_path: Path, part: str) -> None:
     path = tmp_path / "a.safetensors"
-    save_policy(path, load_policy("hopper"), {"request": {part: 3}})
-    with pytest.raises(FileError, match=part):
+    with pytest.raises(FileError, match=f"a.safetensors cannot be written: its card, 'request', '{part}' is 3, not a"):
+        save_policy(path, load_policy("hopper"), {"request": {part: 3}})
+    save_policy(path, load_policy("hopper"))
+    tensors, header = read(path)
+    write(path, "policy", tensors, header | {"card": {"request": {part: 3}}})
+    with pytest.raises(FileError, match=f"is no whole policy: .*'{part}' is 3, not a list"):
         read_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("card", "problem"),
+    [
+        ({"steps": 1e6}, "its card, 'steps' is 1000000.0, not a whole number"),
+        ({"evaluation": -812.0}, "its card, 'evaluation' is -812.0, not an object"),
+        ({"request": {"env": "Ant-v4", "settings": None}}, "its card, 'request', 'settings' is None, not an object"),
+        ({"notes": object()}, "its card is no JSON"),
+        ({"notes": np.zeros(2)}, "its card is no JSON"),
+    ],
+)
+def test_a_card_that_could_not_be_read_again_is_not_written(tmp_path: Path, card: Any, problem: str) -> None:
+    with pytest.raises((FileError, UsageError), match=f"mine cannot be written: {problem}"):
+        save_policy(tmp_path / "mine", trained(), card)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_card_has_numbers_of_any_library(tmp_path: Path) -> None:
+    save_policy(
+        tmp_path / "mine", trained(), {"steps": np.int64(3), "evaluation": {"a": np.float32(2), "b": torch.ones(())}}
+    )
+    assert read_policy(tmp_path / "mine").card == {"steps": 3, "evaluation": {"a": 2.0, "b": 1.0}}
+
+
+def test_a_prior_with_a_dial_is_not_written(tmp_path: Path) -> None:
+    dialed = ConditionedPolicy.from_prior(trained(), [Dial("omega", 0.1, 3.0)])
+    with pytest.raises(UsageError, match=r"^the prior is one for every omega .*policy.at\("):
+        save_policy(tmp_path / "mine", trained(), prior=dialed)
+
+
+def test_a_policy_comes_back_with_what_it_observes(tmp_path: Path) -> None:
+    policy = trained()
+    policy.groups = ("speed", "place")
+    dialed = ConditionedPolicy.from_prior(policy, [Dial("omega", 0.1, 3.0)])
+    for each in (policy, dialed):
+        save_policy(tmp_path / "mine", each)
+        assert load_policy(tmp_path / "mine").groups == ("speed", "place")
+    assert dialed.at(1.0).groups == ("speed", "place")
 
 
 def test_loading_a_policy_leaves_a_users_random_numbers_alone() -> None:

@@ -1,5 +1,6 @@
 """The file of a policy: its weights, the prior that it was customized from, and a card that describes its training."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
@@ -94,14 +95,23 @@ def save_policy(
     Args:
         path: the file to write, NAME.safetensors.
         policy: the policy.
-        card: a description of the policy, such as `{"request": {"env": "Pendulum-v1"}}`.
+        card: a description of the policy, such as `{"request": {"env": "Pendulum-v1"}}`; numbers may be NumPy's.
         prior: the policy that it was customized from; the file then contains both.
         density: a density model of the states that the prior visits.
         decoder: for a generative policy, the contents of the file that decodes its noise into actions.
+
+    Raises where the file could not be read again.
     """
     check_policy_name(Path(path))
+    if isinstance(prior, ConditionedPolicy):
+        raise UsageError(prior.missing_dials_message("the prior"))
+    try:
+        card = json.loads(json.dumps({} if card is None else card, default=lambda number: number.item()))
+    except (AttributeError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be written: its card is no JSON ({first_line(error)})") from None
+    check_shape(card, CARD_SHAPE, f"{path} cannot be written: its card")
     extra = {DECODER: torch.frombuffer(bytearray(decoder), dtype=torch.uint8)} if decoder else {}
-    write_bytes(Path(path), policy_bytes(policy, {} if card is None else card, prior, density, extra))
+    write_bytes(Path(path), policy_bytes(policy, card, prior, density, extra))
 
 
 def check_policy_name(path: Path) -> None:
@@ -118,6 +128,7 @@ def policy_bytes(
     extra: dict[str, Tensor] | None = None,
 ) -> bytes:
     """Return the file that `save_policy` writes; `extra` tensors are stored beside those of the policy."""
+    card = {"groups": [*policy.groups]} | card if policy.groups else card
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": asdict(policy.spec), "card": card}
     if isinstance(policy, ConditionedPolicy):

@@ -153,6 +153,7 @@ class ConditionedPolicy(Policy):
             statistic = state[f"normalizer.{name}"]
             state[f"normalizer.{name}"] = torch.cat([statistic, statistic.new_full((len(policy.dials),), neutral)])
         policy.load_state_dict(state)
+        policy.groups = prior.groups
         return policy
 
     def reinitialized(self) -> Self:
@@ -208,6 +209,7 @@ class ConditionedPolicy(Policy):
         plain, state, size = make_policy(self.spec, 0), self.state_dict(), self.spec.observation_size
         state |= {f"normalizer.{name}": state[f"normalizer.{name}"][:size] for name in ("mean", "var")}
         plain.load_state_dict({name: state[name] for name in plain.state_dict()})
+        plain.groups = self.groups
         spare = self.network.fold(positions, plain.network)
         if plain.log_std is not None and len(spare):
             plain.log_std.add_(spare)
