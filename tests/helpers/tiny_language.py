@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {
 }
 USUAL = residual(0.3, 0.2)
 OF_TRAINERS = ("model", "ref_model", "peft_config", "train_dataset", "eval_dataset", "args", "reward_funcs", "tools",
-               "rollout_func")  # fmt: skip
+               "rollout_func", "environment_factory")  # fmt: skip
 
 
 def addon(completions: list[str], **_: Any) -> list[float]:

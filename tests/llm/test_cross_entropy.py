@@ -42,6 +42,15 @@ def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective
     assert ours.compute_loss(ours.model, first(ours, 6)).item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_tokens_of_training_are_counted(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.3, 0.2))
+    batch = first(ours, 6)
+    for is_training in (True, False, True):
+        ours.model.train(is_training)
+        ours.compute_loss(ours.model, batch)
+    assert ours._metrics["train"]["num_tokens"] == [2 * int(batch["attention_mask"].sum())]
+
+
 def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     live, stored = trainer(residual(0.3, 0.2)), trainer(residual(0.3, 0.2), precompute_ref_log_probs=True)
     losses = [each.compute_loss(each.model, first(each, 6)).item() for each in (live, stored)]

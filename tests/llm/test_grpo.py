@@ -335,6 +335,12 @@ def test_what_vllm_writes_teaches_the_same(
     assert torch.allclose(weights(by_vllm) - start, weight * (weights(ours) - start), atol=1e-6)
 
 
+def test_an_environment_may_own_the_prompts(build: Callable[..., Any]) -> None:
+    """TRL then gets as far as the chat template, which the tiny tokenizer lacks."""
+    with pytest.raises(ValueError, match="chat template does not support tool calling"):
+        build("grpo", environment_factory=object, train_dataset=[{"number": 1}] * 8)
+
+
 def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
     modules = build("grpo", peft_config=adapter).model.modules()

@@ -4,7 +4,8 @@ Stock DPO with beta = alpha computes `alpha · (log policy − log reference)`. 
 log reference it computes `alpha · log policy − omega · log prior`, and the rest of TRL stays unchanged.
 
 In Cross-Entropy-DPO every response has a label, good or bad. TRL's KTO trainer provides the unpaired data, all forms of
-the reference, and the conversion of pairs to labels (chosen 1, rejected 0). Only the loss differs.
+the reference, and the conversion of pairs to labels (chosen 1, rejected 0). The loss differs,
+and the metrics: those of pairs, `prior_logps` and `offset`, and no KL, entropy or logits.
 """
 
 import math
@@ -178,6 +179,10 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self.offset)
         reward = implicit_reward(self.objective, log_policy.detach(), log_prior)
         self._log_metrics(label, reward, log_policy.detach(), log_prior)
+        if self.model.training:  # as TRL counts them
+            tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
+            self._total_train_tokens += tokens // self._tp_size
+        self.metrics["num_tokens"] = [self._total_train_tokens]
         if self.args.offset and self.model.training:
             self._move_offset(label, reward)
         loss = losses.mean()

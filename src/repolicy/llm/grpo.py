@@ -119,6 +119,8 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         if args.budget is not None:
             check_budget(args.budget, self.objective)
             check_counts(budget_samples=args.budget_samples)
+        if others.get("environment_factory"):
+            self.REQUIRED_COLUMNS = ()  # because an environment may write the prompt
         self.check_inputs(model, train_dataset, others.get("eval_dataset"))
         if train_dataset is not None and (args.prior_share or args.budget is not None):
             require_no_images(first_row(train_dataset))
