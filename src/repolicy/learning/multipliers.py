@@ -300,7 +300,7 @@ class Multipliers:
 
     def restore(self, state: dict[str, Any], prior_rewards: Tensor | None) -> None:
         """Load what `state` returned."""
-        self.budget_violation = state.get("off_budget", self.budget_violation)
+        self.budget_violation = state["off_budget"]
         self.prior_rewards = prior_rewards
         self.limits.restore(state.get("limits", {}))
         if "kept" in state:
@@ -308,7 +308,7 @@ class Multipliers:
         elif self.keep and prior_rewards is not None:  # an older checkpoint
             self.hold_share(prior_rewards, float(prior_rewards[:-1].mean()))
             self.kept.weight = state["objective"]["omega"]
-            self.kept.violation, self.kept.noise = state.get("off_budget"), state.get("surplus_noise")
+            self.kept.violation = state["off_budget"]
 
 
 def block_means(values: Tensor, ranks: int = 1) -> Tensor:

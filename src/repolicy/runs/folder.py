@@ -276,7 +276,7 @@ REQUEST_SHAPE = {
 }  # fmt: skip
 CHECKPOINT_SHAPE = {
     "segment": int, "iteration": int, "steps?": int, "candidate?": {"steps": int, "evaluation": {str: float}},
-    "off_budget?": float, "surplus_noise?": float, "kept?": [float], "limits?": {str: [float]},
+    "off_budget?": float, "kept?": [float], "limits?": {str: [float]},
     "objective?": OBJECTIVE_SHAPE, "request?": REQUEST_SHAPE, "versions?": {str: str},
 }  # fmt: skip
 
