@@ -99,7 +99,7 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     """
 
     SETTINGS_CLASS, FIXED_SETTINGS = ResidualGRPOConfig, ("returns", "gamma", "omega_schedule", "prior_share", "budget")
-    REQUIRED_COLUMNS = ("prompt",)
+    REQUIRED_COLUMNS: tuple[str, ...] = ("prompt",)
     model_wrapped: Any  # set by transformers: the model that is trained, with which TRL generates
     reward_funcs: list[Any]  # set by TRL
 

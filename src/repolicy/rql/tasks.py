@@ -10,7 +10,9 @@ the names of these environments and of the add-on:
 | CartPole, 500 steps | 1 − 10·abs(angle)/0.2095 | −abs(position)/2.4: stay in the middle |
 | MountainCar, 999 steps, continuous | 100 at the top, −0.1·action² | −0.1 where action < 0: push to the right |
 | Highway, 3 lanes, 30 cars, 40 s | 1 + 0.4·speed − 0.5·crash, 0 off the road | 0.5·lane/2: keep to the right |
-| Parking, 20 s | −√(0.01·Δx + 0.003·Δy + 0.02·Δcos + 0.02·Δsin) to the goal, −5 for a crash; ends when parked | −1 on a line between slots |
+| Parking, 20 s | −√distance to the goal, −5 for a crash; ends when parked | −1 on a line between slots |
+
+Parking's distance is 0.01·abs(Δx) + 0.003·abs(Δy), and 0.02 times the differences of the heading's cosine and sine.
 """
 
 from collections.abc import Mapping
