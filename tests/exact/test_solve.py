@@ -40,6 +40,16 @@ def test_the_residual_optimum_is_the_optimum_of_the_weighted_sum(mdp, omega, alp
     assert largest(q_residual - (wanted.q - omega * prior.q)) < TIGHT  # Q_R = Q̂ − ω·Q
 
 
+def test_the_optimum_keeps_its_digits_where_values_are_large():
+    """Chances add up to 1 where a value is a million temperatures."""
+    torch.manual_seed(0)
+    reward = 1.0 + 1e-3 * torch.randn(4, 3, dtype=torch.float64)  # no action is much better than another
+    mdp = MDP(torch.full((4, 3, 4), 0.25, dtype=torch.float64), reward, [0.25] * 4, 0.999)
+    best = soft_optimal(mdp, 1e-3)
+    assert largest(best.v) > 1e3
+    assert largest(best.policy.sum(-1) - 1.0) < 1e-14
+
+
 @examples
 @given(any_mdps(), temperatures)
 def test_without_a_prior_residual_is_greedy(mdp, alpha):

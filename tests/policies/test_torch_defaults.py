@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from saved_policies import trained
+from saved_policies import SPECS, trained
 from small_runs import SMALL, same, small, weights
 
 import repolicy
-from repolicy.policies import with_torch_defaults
+from repolicy.policies import ConditionedPolicy, with_torch_defaults
+from repolicy.ranges import Dial
 
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error(other_defaults: None) -> None:
@@ -41,6 +42,24 @@ def test_a_policy_is_read_and_its_dial_turned_as_ever(tmp_path: Path, other_defa
     repolicy.save_policy(tmp_path / "policy", policy, prior=prior)
     assert same(repolicy.load_policy(tmp_path / "policy").state_dict(), policy.state_dict())
     assert same(repolicy.dial(tmp_path / "policy", 1.0, "weights").state_dict(), policy.state_dict())
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_a_policy_acts_and_its_dial_is_turned_as_ever(family: str, request: pytest.FixtureRequest) -> None:
+    policy, seen = trained(family), np.full((5, 3), 5.0, np.float32)
+    dialed = ConditionedPolicy.from_prior(policy, [Dial("omega", 0.1, 3.0)])
+
+    def acted() -> list[np.ndarray]:
+        torch.manual_seed(0)
+        return [
+            each.predict(seen, deterministic=mean)[0] for each in (policy, dialed.at(1.0)) for mean in (True, False)
+        ]
+
+    before = acted()
+    request.getfixturevalue("other_defaults")
+    for found, wanted in zip(acted(), before, strict=True):
+        assert found.dtype == wanted.dtype
+        assert np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])

@@ -83,8 +83,8 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
 
     def backup(reward: Tensor, beside: Tensor, next_v: Tensor) -> Solution:
         q = reward + mdp.discount * mdp.transitions @ next_v
-        v = alpha * torch.logsumexp((q + beside) / alpha, -1)
-        return Solution(q, v, (q + beside - v[..., None]) / alpha)
+        logits = (q + beside) / alpha
+        return Solution(q, alpha * torch.logsumexp(logits, -1), torch.log_softmax(logits, -1))
 
     v = torch.zeros(mdp.states, dtype=torch.float64)
     if mdp.horizon is None:

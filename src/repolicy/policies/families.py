@@ -108,7 +108,8 @@ class Continuous:
     ) -> Draw:
         """Return a function that samples actions for `count` observations, up to `steps` times."""
         form, width = STDS[spec.std], spec.actions.width
-        noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
+        drawn = torch.randn(steps, count, width, generator=generator, dtype=torch.float32, device=generator.device)
+        noise: Iterator[np.ndarray] = iter(drawn.numpy())
         if raw_std is not None:
             raw = raw_std.detach().cpu().numpy()
             fixed = form.std(bound_raw_std(raw, spec), spec.min_std if self.std_source == "shared" else 0.0)

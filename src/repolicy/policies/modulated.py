@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, PolicySpec, frozen, make_policy
+from repolicy.policies.policy import Policy, PolicySpec, frozen, make_policy, with_torch_defaults
 from repolicy.ranges import Dial
 
 DEGREE = 4  # of the polynomials: enough for one or two bends over the range of a dial
@@ -203,6 +203,7 @@ class ConditionedPolicy(Policy):
             f"dial FILE {command} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(arguments)})"
         )
 
+    @with_torch_defaults()
     @torch.no_grad()
     def at_positions(self, positions: Sequence[float]) -> Policy:
         """Return the ordinary policy at a position from −1 to 1 on each dial."""

@@ -228,8 +228,8 @@ class Policy(nn.Module):
     ) -> tuple[np.ndarray, None]:
         """Return (action, None) for one observation `[O]` or several `[N, O]`, with the interface of Stable-Baselines3.
 
-        The action is in the environment's form: the mode if `deterministic`, else a sample. Discrete choices count as
-        in the environment, whereas `log_prob` counts them from 0.
+        The action has the environment's numbers: the mode if `deterministic`, else a sample. One of several dimensions
+        comes flat. Discrete choices count as in the environment, whereas `log_prob` counts them from 0.
         """
         shape = np.shape(observation)  # () of a Dict
         if len(shape) not in (1, 2) or shape[-1] != self.observation_size:
