@@ -38,7 +38,6 @@ HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is a
 NOISE_SCALES = (1.0, 0.5, 0.0)  # scales of the noise that are evaluated without training
 EPISODES = 16  # in each evaluation without training
 BEST_OF_DRAWS, MAX_COPY_STEPS = 16, 40_000  # number of draws, and of environment steps that their copies may take
-MAX_COPY_SECONDS = 60.0  # for an episode, by the time of its first decision
 PROBE_ROWS = 64  # observations that are decoded to describe the decoder
 MIN_RELATIVE_EFFECT = 0.01  # smallest effect of a noise direction on the actions, relative to the strongest one
 
@@ -169,8 +168,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
         if copy_steps > MAX_COPY_STEPS:
             raise UsageError(f"an episode of it would take {copy_steps:,} steps of copies")
         episodes = min(EPISODES, MAX_COPY_STEPS // copy_steps)
-        agent = BestOf(prior, addon, BEST_OF_DRAWS, evaluations[0].lengths.mean())
-        evaluation = evaluate(agent, env, episodes, addon=weighted, seed=seed)
+        evaluation = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=weighted, seed=seed)
         notes.append(f"{label}: {_format_rewards(evaluation)}")
         decisions += (BEST_OF_DRAWS + 1) * evaluation.environment_steps
     except UsageError as error:
@@ -180,16 +178,13 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
 
 
 class BestOf:
-    """An agent that takes, of `count` draws from the prior, that of highest add-on reward in copied environments.
-
-    Its first decision raises where an episode of `decisions` would take more than `MAX_COPY_SECONDS`.
-    """
+    """An agent that takes, of `count` draws from the prior, that of highest add-on reward in copied environments."""
 
     backend: Backend = "gymnasium"
 
-    def __init__(self, prior: Policy, addon: Addon, count: int, decisions: float = 0.0) -> None:
+    def __init__(self, prior: Policy, addon: Addon, count: int) -> None:
         self.observation_size, self.actions = prior.observation_size, prior.actions
-        self.prior, self.addon, self.count, self.untimed = prior, addon, count, decisions
+        self.prior, self.addon, self.count = prior, addon, count
         self.random, self.generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
 
     def watch(self, envs: Any) -> None:
@@ -200,14 +195,11 @@ class BestOf:
         return self
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        rows, start = len(observations), time.perf_counter()
+        rows = len(observations)
         draws = self.prior.actor(1, rows * self.count, self.generator)(observations.repeat(self.count, 0))
         chunk = self._envs.copies(self.count, self.random).step(draws).chunk
         transitions = Transitions(chunk.observations, chunk.actions, chunk.final, chunk.info)
         rewards = np.where(chunk.counts, self.addon.reward(transitions), 0.0).sum(0).reshape(rows, self.count)
-        seconds, self.untimed = self.untimed * (time.perf_counter() - start), 0.0
-        if seconds > MAX_COPY_SECONDS:
-            raise UsageError(f"an episode of it would take {seconds:,.0f} seconds of copies")
         return draws.reshape(rows, self.count, -1)[np.arange(rows), rewards.argmax(1)]
 
     def log_probs(self, actions: Tensor) -> Tensor:
