@@ -11,8 +11,9 @@ from tiny_language import PAIRS, REWARD, first, load, weights
 from torch.nn.functional import logsigmoid
 
 from repolicy.errors import UsageError
-from repolicy.llm import QAdapterLogits
+from repolicy.llm import q_adapter_policy
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
+from repolicy.llm.mixing import sample
 from repolicy.llm.models import evaluate, generate
 from repolicy.objective import residual
 
@@ -93,10 +94,9 @@ def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
     """Token by token, through `generate` with its cache and padded prompts, against two plain forward passes."""
     model = trainer().model.eval()
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    generated = model.generate(
-        input_ids=ids, attention_mask=attention, do_sample=False, max_new_tokens=3, min_new_tokens=3, pad_token_id=0,
+    generated = q_adapter_policy(model, OBJECTIVE).generate(
+        ids, attention, do_sample=False, max_new_tokens=3, min_new_tokens=3, pad_token_id=0,
         output_scores=True, return_dict_in_generate=True,
-        logits_processor=[QAdapterLogits(model, OBJECTIVE, attention)],
     )  # fmt: skip
     for row, start in ((0, 1), (1, 0)):
         whole = generated.sequences[row : row + 1, start:]
@@ -108,7 +108,7 @@ def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
 
 def test_beams_that_change_places(trainer: Callable[..., Any]) -> None:
     model = trainer().model.eval()
-    processor = QAdapterLogits(model, OBJECTIVE)
+    processor = q_adapter_policy(model, OBJECTIVE)
     scores = model(input_ids=torch.tensor([[0, 1], [0, 2]])).logits[:, -1]
     processor(torch.tensor([[0, 1], [0, 2]]), scores)
     swapped = torch.tensor([[0, 2, 3], [0, 1, 3]])
@@ -118,16 +118,22 @@ def test_beams_that_change_places(trainer: Callable[..., Any]) -> None:
 
 
 def test_its_logits_are_not_taken_for_a_policys(trainer: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
+    """On the command line it writes what its policy writes, at its omega and, as Q_R stays, at another."""
     folder, prompts = str(tmp_path / "q"), tmp_path / "prompts.jsonl"
-    trainer().save_model(folder)
+    ours = trainer()
+    ours.save_model(folder)
     prompts.write_text('{"prompt": "."}\n')
-    for trained_at in ((), ("0.3,0.2",)):
-        with pytest.raises(UsageError, match=r"is a Q-adapter.* generate with a repolicy\.llm\.QAdapterLogits"):
-            generate([folder], str(prior), ["."], omega=0.3, trained_at=trained_at)
+    for omega in (0.3, 0.8):
+        found = generate([folder], str(prior), ["."], omega=omega, count=32, tokens=4)
+        torch.manual_seed(0)
+        generator = q_adapter_policy(ours.model.eval(), residual(omega, OBJECTIVE.alpha))
+        responses = sample(generator, ours.processing_class, [[0]] * 32, 4)
+        expected = [ours.processing_class.decode(response, skip_special_tokens=True) for response in responses]
+        assert [each["text"] for each in found] == expected
     with pytest.raises(UsageError, match="is a Q-adapter"):
         evaluate([folder], str(prior), prompts, REWARD)
 
 
-def test_logits_need_an_adapter(prior: Path) -> None:
+def test_a_policy_needs_an_adapter(prior: Path) -> None:
     with pytest.raises(UsageError, match="PEFT model"):
-        QAdapterLogits(load(prior), OBJECTIVE)
+        q_adapter_policy(load(prior), OBJECTIVE)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from repolicy.llm.mixing import DialedGenerator as DialedGenerator
     from repolicy.llm.mixing import dial as dial
     from repolicy.llm.q_adapter import QAdapterConfig as QAdapterConfig
-    from repolicy.llm.q_adapter import QAdapterLogits as QAdapterLogits
     from repolicy.llm.q_adapter import QAdapterTrainer as QAdapterTrainer
+    from repolicy.llm.q_adapter import q_adapter_policy as q_adapter_policy
     from repolicy.llm.rloo import prior_reward as prior_reward
     from repolicy.llm.rloo import rloo_settings as rloo_settings
 

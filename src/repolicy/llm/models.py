@@ -24,6 +24,7 @@ from repolicy.errors import FileError, UsageError, check_counts, first_line, in_
 from repolicy.files import read_json
 from repolicy.llm.mixing import SAMPLING, ModelView, dialed_generator, mixture, model_view, sample
 from repolicy.llm.mixins import IDENTITY, checksum
+from repolicy.llm.q_adapter import through_q_adapter
 from repolicy.llm.requirements import checked_rewards, require_same_vocabulary
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_function
@@ -91,7 +92,7 @@ def _load(load: Any, name: str) -> Any:
 
 
 def read_identity(name: str) -> dict[str, Any]:
-    """Return the content of a model's `repolicy.json`, or nothing without one; raise if it is a Q-adapter."""
+    """Return the content of a model's `repolicy.json`, or nothing without one."""
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
@@ -102,9 +103,12 @@ def read_identity(name: str) -> dict[str, Any]:
     except (KeyError, TypeError, UsageError) as error:
         problem = "it does not say omega and alpha, each 0 or greater, or its chat_template_kwargs have no names"
         raise FileError(f"{file} is damaged: {problem}") from error
-    if identity.get("method") == "QAdapterTrainer":
-        raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
     return dict(identity)
+
+
+def is_q_adapter(name: str) -> bool:
+    """Return whether a model is a Q-adapter, whose logits are not those of its policy."""
+    return read_identity(name).get("method") == "QAdapterTrainer"
 
 
 def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
@@ -171,6 +175,9 @@ def generate(
         raise UsageError(f"--trained-at has omega,alpha of {weighted}, for {named} to generate with")
     anchors = [read_objective(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
     coefficients = mixture(anchors, omega, alpha)  # which raises before a model is loaded
+    for index, (name, anchor) in enumerate(zip(models, anchors, strict=True)):
+        if is_q_adapter(name):
+            coefficients = through_q_adapter(coefficients, index, anchor)
     prior_model, tokenizer = load_prior(prior)
     require_tuned_from(prior_model, models)
     template = read_template(models) if chat else None
@@ -216,6 +223,8 @@ def evaluate(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the measures of the prior and of each model, and an HTML page that shows them; `reward` is a name."""
     check_sampling_counts(seed, responses=responses, tokens=tokens)
+    for adapter in filter(is_q_adapter, models):
+        raise UsageError(f"{adapter} is a Q-adapter, whose logits are no policy's: try it with `repolicy llm generate`")
     rows = read_prompts(prompts)
     reward_func = load_function(reward, "the reward")
     call_reward(reward_func, rows[:1], ["a"], [[0]])  # an error in it shows before the long work

@@ -4,7 +4,7 @@ Q_R is the difference of the logits with the adapter on and off, so it is 0 at t
 
     policy logits  =  (Q_R + omega · log prior) / alpha
 
-The trainer computes them in training, `QAdapterLogits` in generation. With chi = 0 this is Decomposed-DPO in another
+The trainer computes them in training, `q_adapter_policy` in generation. With chi = 0 this is Decomposed-DPO in another
 parametrization. (In the published version Q_R is all of the logits, and preferences are by padded length.)
 """
 
@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import LogitsProcessor
 from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
-from repolicy.llm.mixing import ModelView
+from repolicy.llm.mixing import DialedGenerator, dialed_generator
 from repolicy.llm.mixins import PreferenceSettings, ReferenceMixin
 from repolicy.llm.requirements import require_positive_alpha
 from repolicy.objective import Objective
@@ -105,26 +104,18 @@ def residual_q(model: Any, logits: Tensor, arguments: dict[str, Any]) -> tuple[T
     return prior_logits.log_softmax(-1), logits - prior_logits
 
 
-class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
-    """Logits processor that turns the logits of a model with its Q-adapter on into those of the policy.
+def q_adapter_policy(model: PeftModel, objective: Objective) -> DialedGenerator:
+    """Return a generator of the policy of a model with its Q-adapter: `q_adapter_policy(...).generate(**prompt)`."""
+    check_supported(objective, "a Q-adapter's policy")
+    require_positive_alpha(objective, "the policy's logits are divided by it")
+    return dialed_generator(model, ["default"], through_q_adapter([0.0, 1.0], 0, objective))
 
-        model.generate(**prompt, **SAMPLING,
-                       logits_processor=[QAdapterLogits(model, residual(0.3, 0.2), prompt["attention_mask"])])
 
-    `repolicy.llm.SAMPLING` overrides truncation by the model's generation config or by transformers (top_k=50). The
-    prior is evaluated at every token, with its own cache. Make a new processor for each call of `generate`.
+def through_q_adapter(coefficients: list[float], index: int, objective: Objective) -> list[float]:
+    """Return coefficients of `mixture` where the tuned model with this index is the prior with a Q-adapter on.
+
+    Its policy has the logits (log adapted + (omega − 1) · log prior) / alpha, up to a constant.
     """
-
-    def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
-        if not isinstance(model, PeftModel):
-            raise UsageError("QAdapterLogits needs a PEFT model, which is the prior when its adapter is off")
-        check_supported(objective, "a Q-adapter's policy")
-        require_positive_alpha(objective, "the policy's logits are divided by it")
-        self.objective, self.attention_mask = objective, attention_mask
-        self.prior = ModelView(model, model.disable_adapter)
-
-    @torch.no_grad()
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the policy's logits `[B, V]` from ids `[B, T]` and the logits with the adapter on `[B, V]`."""
-        prior_logits = self.prior.logits(input_ids, self.attention_mask)
-        return q_adapter_log_probs(self.objective, scores.float() - prior_logits, prior_logits.log_softmax(-1))
+    prior, *tuned = coefficients
+    tuned[index] /= objective.alpha
+    return [prior + tuned[index] * (objective.omega - 1), *tuned]
