@@ -128,8 +128,8 @@ def shuffled_rewards() -> Iterator[None]:
     """Let training compute rewards with other dial positions than those in the network's input."""
     original = DialedTerms.dial_places
 
-    def dial_places(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
-        return torch.from_numpy(other_positions(original(self, rollout, size).numpy()))
+    def dial_places(self: DialedTerms, rollout: Rollout) -> Tensor:
+        return torch.from_numpy(other_positions(original(self, rollout).numpy()))
 
     DialedTerms.dial_places = dial_places  # type: ignore[method-assign]
     try:

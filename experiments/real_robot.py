@@ -40,7 +40,7 @@ def measure(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=EPISODE_CAP)
+    collector = Collector(envs, BLOCK, generator, longest=EPISODE_CAP)
     sums = EpisodeSums(episodes, episodes)
     scales = {name: tracking_scale(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:

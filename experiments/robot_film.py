@@ -74,7 +74,7 @@ def join_pictures(left: Panel, right: Panel, keep: int = KEEP_EVERY) -> list[Ima
 
 def walk(policy: Policy, env: str, seed: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Walk with the mean action; return the actions `[T, A]` and the running mean of the power `[T]`, in watts."""
-    collector = Collector(make_envs(env, 1, seed), steps, torch.Generator(), keep_transitions=True)
+    collector = Collector(make_envs(env, 1, seed), steps, torch.Generator())
     rollout = collector.collect(policy, deterministic=True)
     watts = -rollout.info["reward_energy"][:, 0] / ENERGY_SCALE
     means = [watts[max(0, t + 1 - POWER_WINDOW) : t + 1].mean() for t in range(steps)]

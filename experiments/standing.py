@@ -34,7 +34,7 @@ def main(options: campaign.Options) -> None:
         standing.network.biases[-1].zero_()
     with one_thread():
         with closing(make_envs(ENV, ENVS, 0)) as envs:
-            collector = Collector(envs, STEPS, torch.Generator(), keep_transitions=True)
+            collector = Collector(envs, STEPS, torch.Generator())
             rollout = collector.collect(standing, deterministic=True)
         assert rollout.next_observations is not None
         priced = rollout.ages > SKIPPED_STEPS

@@ -127,7 +127,7 @@ def test_a_limits_mean_is_that_of_all_steps() -> None:
     """A fall in every fourth step, which is the only one of its decision."""
     env, limits = named("three", chunk=3).replace("Walk", "Falling"), ["fell<=0.3"]
     prior, (limit,) = standard_normal(2, 2), limits_of(limits)
-    rollout = Collector(make_envs(env, 4, 0), 6, torch.Generator(), keep_transitions=True).collect(prior)
+    rollout = Collector(make_envs(env, 4, 0), 6, torch.Generator()).collect(prior)
     assert limit.values(rollout).mean() == pytest.approx(0.25)
     found = evaluate(prior, env, 2, limits=limits)
     assert found.columns["limit_fell<=0.3"].mean == pytest.approx(0.25)

@@ -53,7 +53,7 @@ OF_ADDON = "of "  # before the name of one add-on of several
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}  # the kinds of action, in words
 
 # (next observations, ages of the episodes, whether they terminated) -> how much states look like the prior's, `[T, N]`
-Familiarity = Callable[[np.ndarray | None, np.ndarray, np.ndarray], Tensor | None]
+Familiarity = Callable[[np.ndarray, np.ndarray, np.ndarray], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ def run_episodes(
     Each environment runs a fixed share of the episodes: taking the first to end would favour short ones. Results are
     in the order of the environments, so episode i of two policies with the same seed began in the same state.
     """
-    keeps, longest = bool(addon or familiarity or limits), longest or episode_cap(envs.limit)
-    collector = Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed), keeps, longest=longest)
+    generator, longest = torch.Generator().manual_seed(seed), longest or episode_cap(envs.limit)
+    collector = Collector(envs, BLOCK_STEPS, generator, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
     is_noise = parse_env_name(envs.name).decoder is not None

@@ -18,15 +18,15 @@ from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings
 
 
-def collector(name: str, n_steps: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:
+def collector(name: str, n_steps: int, count: int = 2) -> tuple[Collector, Policy]:
     batch = make_envs(tiny(name), count, seed=0)
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
-    return Collector(batch, n_steps, torch.Generator().manual_seed(0), keep_transitions=keep), policy
+    return Collector(batch, n_steps, torch.Generator().manual_seed(0)), policy
 
 
 def test_episodes_follow_each_other_without_a_gap() -> None:
     """Episode 1 has 3 steps and terminates, episode 2 has 4 and is cut, episode 3 has 5 and terminates."""
-    collect, policy = collector("Counter", n_steps=13, keep=True)
+    collect, policy = collector("Counter", n_steps=13)
     rollout = collect.collect(policy)
     episode = [1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4]
     before = [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]
@@ -51,12 +51,11 @@ def test_the_next_rollout_goes_on_where_this_one_stopped() -> None:
     for one, two in itertools.pairwise(rollouts):
         assert np.array_equal(one.observations[-1], two.observations[0])
     assert rollouts[1].episodes.returns == [36.0, 36.0]  # begun in the rollout before
-    assert rollouts[1].next_observations is None
 
 
 def test_actions_reach_the_environment_as_they_were_sampled() -> None:
     """Far outside of the box, too."""
-    collect, policy = collector("Counter", n_steps=10, keep=True)
+    collect, policy = collector("Counter", n_steps=10)
     with torch.no_grad():
         policy.network.biases[-1].fill_(5.0)
     rollout = collect.collect(policy)
@@ -68,7 +67,7 @@ def test_actions_reach_the_environment_as_they_were_sampled() -> None:
 
 def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind() -> None:
     """Gymnasium gives all environments the kind of number that the first one tells: 0.5 beside a whole 0 would be 0."""
-    collect, policy = collector("Rare", n_steps=5, keep=True)
+    collect, policy = collector("Rare", n_steps=5)
     told = collect.collect(policy).info
     costs = {tuple(column) for column in told["cost"].T}
     assert costs == {(0.5, 0.0, 0.5, 0.5, 0.0), (0.0, 0.5, 0.0, 0.0, 0.5)}  # in episodes of 3 and 4 steps
@@ -99,7 +98,7 @@ def test_add_ons_see_the_actions_that_the_environment_got(actions: str, family: 
     """The add-on raises where they differ from what the environment was told. Scored are those that were sampled."""
     batch = make_envs(tiny(f"Told?actions={actions}"), 3, seed=0)
     policy = Policy(spec_for(batch, Settings(hidden=(4,), family=family)))
-    rollout = Collector(batch, 7, torch.Generator().manual_seed(0), keep_transitions=True).collect(policy)
+    rollout = Collector(batch, 7, torch.Generator().manual_seed(0)).collect(policy)
     assert rollout.actions.shape == (7, 3, batch.actions.width)
     assert combine_addons([tiny("was_told")]).reward(rollout.transitions).shape == (7, 3)
 
@@ -109,7 +108,7 @@ def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics
     batch = make_envs(tiny("Counter"), 2, seed=0)
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
     cuts = np.array([2, 5])
-    rollout = Collector(batch, 9, torch.Generator().manual_seed(0), keep_transitions=True, cuts=cuts).collect(policy)
+    rollout = Collector(batch, 9, torch.Generator().manual_seed(0), cuts=cuts).collect(policy)
     assert rollout.observations[:4, 0].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
     assert rollout.next_observations[1, 0].tolist() == [1, 2]
     assert rollout.cut_indices.tolist() == [[1, 0], [5, 0], [6, 1]]  # the first by us, the others by the time limit

@@ -44,7 +44,6 @@ def segments(
     if not prior:
         made.worker.learner.policy.normalizer.update(seen(made.worker.learner.policy.spec.observation_size))
     made.begin()
-    made.worker.collector.keep_transitions = True
     return made
 
 

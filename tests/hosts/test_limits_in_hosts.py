@@ -71,7 +71,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
     """The engine measures in environments of its own; here both measure the same steps."""
     rollouts = [torch.randn(2, STEPS, ENVS).abs() * (3.0 - 0.1 * i) for i in range(25)]
     settings = Settings(envs=ENVS, n_steps=STEPS, steps=100 * STEPS * ENVS)
-    engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)), 1)
+    engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)))
     method = with_critic(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())
     told, paid = followed(method, rollouts)
     for held, found, got in zip(rollouts, told, paid, strict=True):

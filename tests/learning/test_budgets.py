@@ -27,7 +27,7 @@ from repolicy.runs.settings import Settings, budget_of
 
 
 def multipliers(**settings: Any) -> Multipliers:
-    return Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(**settings), prior="a checksum"), 4)
+    return Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(**settings), prior="a checksum"))
 
 
 def test_a_small_budget_does_not_make_the_steering_jump() -> None:
@@ -67,14 +67,13 @@ def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own(
     """The mode of a Gaussian of two numbers is a nat likelier than its draws; √2 std away in both is a nat less."""
     torch.manual_seed(0)
     prior = frozen(Policy(PolicySpec(3, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(4,))))
-    observations = np.zeros((6, 4, 3), np.float32)  # five steps of four environments, and what came after them
-    worker: Any = SimpleNamespace(
-        settings=Settings(log_prior_budget=1.0), prior=prior, env_observations=lambda observations: observations
-    )
-    own = prior(torch.from_numpy(observations[:-1]))
+    observations = np.zeros((5, 4, 3), np.float32)  # five steps of four environments
+    worker: Any = SimpleNamespace(settings=Settings(log_prior_budget=1.0), prior=prior)
+    rollout: Any = SimpleNamespace(prior_inputs=[torch.from_numpy(observations)])
+    own = prior(torch.from_numpy(observations))
     for away, nats in ((0.0, -1.0), (2**0.5, 1.0)):
         log_prior = own.log_prob(own.mode() + away * prior.std)
-        spent = Worker.below_prior(worker, SimpleNamespace(observations=observations), log_prior)
+        spent = Worker.below_prior(worker, rollout, log_prior)
         assert float(spent["below_prior"]) == pytest.approx(20 * nats, rel=1e-5)
         assert float(spent["below_prior_squares"]) == pytest.approx(20.0, rel=1e-5)
 

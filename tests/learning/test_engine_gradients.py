@@ -88,6 +88,7 @@ def rollout(policy: Policy) -> Rollout:
     last[-1] = True
     return Rollout(
         observations=observations,
+        env_size=2,
         actions=torch.from_numpy(actions)[..., None],
         env_actions=actions[..., None],
         log_probs=policy.log_prob(torch.from_numpy(observations[:-1]), torch.from_numpy(actions)[..., None]),
@@ -136,7 +137,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
     made.scoring_prior, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
-    made.multipliers, made.deployed_rollout = Multipliers(Request("", objective, made.settings), 2), None
+    made.multipliers, made.deployed_rollout = Multipliers(Request("", objective, made.settings)), None
     made.terms = FixedTerms(Request("", objective, made.settings))
     made.terms.addon = Table() if objective.reads_addon else None
     batch, _, _ = made.prepare_batch(rollout(policy), stop=False)

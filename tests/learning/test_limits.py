@@ -278,7 +278,7 @@ def test_what_a_limit_is_worth_at_first() -> None:
 
 
 def multipliers(**settings: Any) -> Multipliers:
-    return Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(**settings), prior="a checksum"), 4)
+    return Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(**settings), prior="a checksum"))
 
 
 def test_a_kept_share_is_measured_beside_the_prior_and_moves_omega_alone() -> None:
@@ -388,7 +388,7 @@ def test_what_cannot_be_held_is_refused_in_one_sentence(
 
 
 def test_a_limit_that_held_once_and_is_broken_now_is_told_with_both_means() -> None:
-    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(), limits=("power<=0.3",)), 4)
+    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(), limits=("power<=0.3",)))
     held.limits["power<=0.3"].unit = 0.03
     [said] = constraint_warnings(held, {"limit_power<=0.3": [0.1] * 20 + [0.6] * 20})
     assert said.startswith("limit power<=0.3 is broken: the last 20 iterations have 0.6, the best 20 0.1; more --steps")

@@ -76,7 +76,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     made.learner.return_scale.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
-    task = made.terms.task(objective, rollout, 1)
+    task = made.terms.task(objective, rollout)
     reward = made.reward(rollout, task, log_prior)
     assert log_prior is not None
     chosen, bare = made.terms.values(task.places), rollout.observations[:-1, :, :1]
@@ -224,10 +224,10 @@ def test_bad_ranges_are_refused_in_a_sentence(
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
-    shown = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
+    shown = np.concatenate([made.terms.dial_places(rollout).numpy() for rollout in rollouts])
     with shuffled_rewards():
-        paid = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
-    assert np.array_equal(made.terms.dial_places(rollouts[0], 1).numpy(), shown[: len(rollouts[0].observations) - 1])
+        paid = np.concatenate([made.terms.dial_places(rollout).numpy() for rollout in rollouts])
+    assert np.array_equal(made.terms.dial_places(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):
@@ -244,7 +244,7 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     _, critic_inputs = made.network_inputs(rollout.observations)
     _, values, after = made.score(rollout, critic_inputs)
     assert values.shape == (*rollout.basic.shape, 1)
-    task = made.terms.task(made.objective, rollout, 1)
+    task = made.terms.task(made.objective, rollout)
     reward, ended = made.reward(rollout, task, None), torch.from_numpy(rollout.terminated | rollout.truncated)
     gains, targets = made.terms.credit(task, reward, values, after, torch.from_numpy(rollout.terminated), ended)
     torch.testing.assert_close(gains, ((targets - values) * made.terms.weights(task.places)).sum(-1).float())

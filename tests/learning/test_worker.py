@@ -34,7 +34,7 @@ def scored(made: Worker) -> tuple[Rollout, Tensor | None, Tensor, Tensor]:
 
 
 def paid(made: Worker, rollout: Rollout) -> TaskRewards:
-    return made.terms.task(made.objective, rollout, made.env_size)
+    return made.terms.task(made.objective, rollout)
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> 
 
 def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
     addon, envs = combine_addons([RIGHT]), make_envs(named("three", chunk=3), 4, 0)
-    rollout = Collector(envs, 20, torch.Generator(), keep_transitions=True).collect(standard_normal(2, 2))
+    rollout = Collector(envs, 20, torch.Generator()).collect(standard_normal(2, 2))
     counts = np.stack([chunk.counts for chunk in rollout.chunks])
     assert 0 < (~counts).sum() < counts.size / 2
     paid = rollout.per_decision(addon.reward(rollout.transitions))
@@ -132,9 +132,7 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
 
 def test_after_an_end_inside_a_chunk_the_next_episode_has_all_of_its_steps() -> None:
     envs = make_envs(named("three", chunk=3), 4, 0)
-    rollout = Collector(envs, 60, torch.Generator(), keep_transitions=True).collect(
-        with_noise_scale(standard_normal(2, 2), 0.1)
-    )
+    rollout = Collector(envs, 60, torch.Generator()).collect(with_noise_scale(standard_normal(2, 2), 0.1))
     steps, cut = np.zeros(4), list[float]()
     for chunk, truncated, terminated in zip(rollout.chunks, rollout.truncated, rollout.terminated, strict=True):
         steps += chunk.counts.sum(0)

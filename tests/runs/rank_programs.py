@@ -111,7 +111,7 @@ def shared_rollout(policy: Policy, mine: slice) -> Rollout:
     ends = np.zeros((TIME, ENVS), bool)
     seen, done, ends = observations[:, mine].contiguous(), actions[:, mine].contiguous(), ends[:, mine]
     return Rollout(
-        seen.numpy(), done, done.numpy(), policy.log_prob(seen[:-1], done), ends.astype(float), ends, ends,
+        seen.numpy(), SIZE, done, done.numpy(), policy.log_prob(seen[:-1], done), ends.astype(float), ends, ends,
         np.full(ends.shape, 1_000),
         np.zeros((0, 2), np.int64), np.zeros((0, SIZE), np.float32), seen[1:].numpy(), [], Episodes(), 0.0, 0.0,
     )  # fmt: skip
@@ -133,7 +133,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.scorer = Scorer(prior)
     made.density = states.fit_prior_density(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
-    made.multipliers, made.deployed_rollout = Multipliers(made.request, SIZE), None
+    made.multipliers, made.deployed_rollout = Multipliers(made.request), None
     made.terms = FixedTerms(made.request)
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     count = ENVS // team.count

@@ -56,13 +56,10 @@ class Limit:
         why = f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
         return Addon((AddonTerm(self.name, lambda *arguments: info_entry(arguments[-1], self.name, why)),))
 
-    def values(self, rollout: Rollout, size: int | None = None, mean: bool = True) -> np.ndarray:
-        """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all.
-
-        A decision has its sum or, where `mean`, what a mean over decisions is taken of.
-        """
+    def values(self, rollout: Rollout, mean: bool = True) -> np.ndarray:
+        """Return the quantity in each step `[T, N]`; a decision has its sum, or where `mean`, what makes up a mean."""
         measure = self.quantity.metric_values if self.quantity.metric else self.quantity.reward
-        return rollout.per_decision(measure(rollout.transitions.with_observation_size(size)), mean)
+        return rollout.per_decision(measure(rollout.transitions), mean)
 
     def excess(self, value: Any) -> Any:
         """Return by how much a mean exceeds the bound (negative if it is within); arrays of means work, too."""

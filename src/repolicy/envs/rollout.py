@@ -30,12 +30,6 @@ class Transitions(NamedTuple):
     info: Info
     past: "AddonState | None" = None  # what stateful add-ons need; None where the order of the steps is unknown
 
-    def with_observation_size(self, size: int | None) -> "Transitions":
-        """Return the transitions with the first `size` numbers of each observation; None leaves all of them."""
-        return self._replace(
-            observations=self.observations[..., :size], next_observations=self.next_observations[..., :size]
-        )
-
     def flattened(self) -> "Transitions":
         """Return arrays `[B, ...]`: an add-on then has one batch dimension, whatever the rollout looks like."""
         batch_dimensions = self.observations.ndim - 1
@@ -97,9 +91,12 @@ class Episodes:
 
 @dataclass
 class Rollout:
-    """T steps of N environments. `next_observations`, `infos` and `chunks` are there if transitions are kept."""
+    """T steps of N environments."""
 
-    observations: np.ndarray  # [T + 1, N, O] raw; the last is the one to act on next; the critic's own numbers follow
+    observations: np.ndarray  # [T + 1, N, O] raw; the last is the one to act on next
+    env_size: (
+        int  # entries that the environment shows a policy, prior or add-on; dials' places and the critic's part follow
+    )
     actions: Tensor  # [T, N, A] as the policy sampled them
     env_actions: np.ndarray  # [T, N, A] as the environment received them
     log_probs: Tensor  # [T, N] log π of the actions under the policy that acted
@@ -109,7 +106,7 @@ class Rollout:
     ages: np.ndarray  # [T, N] steps of the episode so far, this one included
     cut_indices: np.ndarray  # [K, 2] (t, n) of the truncated episodes
     cut_observations: np.ndarray  # [K, O] their last observations, from which the value is bootstrapped
-    next_observations: np.ndarray | None  # [T, N, O] true next observations
+    next_observations: np.ndarray  # [T, N, env_size] true next observations
     infos: list[Info]  # [T]
     episodes: Episodes
     physics_seconds: float
@@ -121,7 +118,7 @@ class Rollout:
     def prior_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Observations, actions, and whether an episode ended after each step: what a prior scores."""
         ended = torch.from_numpy(self.terminated | self.truncated)
-        return torch.from_numpy(self.observations[:-1]), self.actions, ended
+        return torch.from_numpy(self.observations[:-1, :, : self.env_size]), self.actions, ended
 
     @property
     def transitions(self) -> Transitions:
@@ -131,10 +128,10 @@ class Rollout:
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
-            info = stack_infos(list(infos))
-            return Transitions(np.stack(before), np.stack(actions), np.stack(after), info, self.past)
-        assert self.next_observations is not None
-        return Transitions(self.observations[:-1], self.env_actions, self.next_observations, self.info, self.past)
+            seen, next_seen = (np.stack(each)[..., : self.env_size] for each in (before, after))
+            return Transitions(seen, np.stack(actions), next_seen, stack_infos(list(infos)), self.past)
+        seen = self.observations[:-1, :, : self.env_size]
+        return Transitions(seen, self.env_actions, self.next_observations, self.info, self.past)
 
     def per_decision(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
         """Return values of the transitions as `[T, N]`: each decision has the sum over its steps.
@@ -168,11 +165,12 @@ class Collector:
         envs: Envs,
         n_steps: int,
         generator: torch.Generator,
-        keep_transitions: bool = False,
         cuts: np.ndarray | None = None,
         longest: int = 0,
+        dials: int = 0,
     ) -> None:
-        self.envs, self.n_steps, self.generator, self.keep_transitions = envs, n_steps, generator, keep_transitions
+        self.envs, self.n_steps, self.generator = envs, n_steps, generator
+        self._env_size = envs.observation_size - dials
         self._current = envs.reset()
         self._memory: Any = None  # of a recurrent agent
         self._addon_memories: dict[StatefulAddon, Any] = {}
@@ -216,12 +214,13 @@ class Collector:
         self._current = observations[-1]
         self._memory = None if recurrent is None else recurrent.memory
 
-        sampled, keeps = torch.from_numpy(np.stack(actions)), self.keep_transitions
+        sampled = torch.from_numpy(np.stack(actions))
         truncated = np.stack([step.truncated for step in steps])
         cut_indices = np.argwhere(truncated)
         cut_observations = np.array([steps[t].final[n] for t, n in cut_indices], np.float32)
         return Rollout(
             observations=np.stack(observations),
+            env_size=self._env_size,
             actions=sampled,
             env_actions=to_env_numbers(np.stack(env_actions), self.envs.actions),
             log_probs=act.log_probs(sampled),
@@ -231,9 +230,9 @@ class Collector:
             ages=np.stack(ages),
             cut_indices=cut_indices,
             cut_observations=cut_observations.reshape(-1, self._current.shape[-1]),
-            next_observations=np.stack([step.final for step in steps]) if keeps else None,
-            infos=[step.info for step in steps] if keeps else [],
-            chunks=[step.chunk for step in steps if step.chunk is not None] if keeps else [],
+            next_observations=np.stack([step.final[:, : self._env_size] for step in steps]),
+            infos=[step.info for step in steps],
+            chunks=[step.chunk for step in steps if step.chunk is not None],
             memories=self._addon_memories,
             episodes=episodes,
             physics_seconds=physics_seconds,

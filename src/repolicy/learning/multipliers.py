@@ -215,9 +215,8 @@ class Limits(dict[str, HeldLimit]):
 class Multipliers:
     """All constraints of an engine's run. A budget's weights are in the objective, those of limits here."""
 
-    def __init__(self, request: Request, size: int) -> None:
-        """`size`: number of observation entries that a limit's quantity sees."""
-        self.settings, self.size = request.settings, size
+    def __init__(self, request: Request) -> None:
+        self.settings = request.settings
         self.keep = request.settings.keep
         self.budget_violation = -MAX_VIOLATION
         self.limits = Limits(parse_limits(request.limits, request.env))
@@ -236,7 +235,7 @@ class Multipliers:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
             return None
-        values = (held.limit.values(rollout, self.size) for held in self.limits.values())
+        values = (held.limit.values(rollout) for held in self.limits.values())
         return torch.from_numpy(self.limits.price(values))
 
     def local_sums(self, deployed_rollout: Rollout | None, rollout: Rollout, ranks: int = 1) -> dict[str, float]:
@@ -252,8 +251,8 @@ class Multipliers:
         sums = {"means": float(len(block_means(basic, ranks)))}
         values = dict[str, Tensor]()
         for name, held in self.limits.items():
-            values[name] = torch.from_numpy(held.limit.values(deployed_rollout, self.size))
-            sums[f"size {name}"] = float(np.square(held.limit.values(rollout, self.size)).sum())
+            values[name] = torch.from_numpy(held.limit.values(deployed_rollout))
+            sums[f"size {name}"] = float(np.square(held.limit.values(rollout)).sum())
         if self.keep and self.prior_rewards is not None:
             ages = torch.from_numpy(deployed_rollout.ages) - 1
             prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(deployed_rollout.terminated))

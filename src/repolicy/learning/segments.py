@@ -136,18 +136,17 @@ class Segments:
             seed = derived_seed(settings.seed, self.segment, Stream.DEPLOYED_ENVS + index)
             noise = torch.Generator().manual_seed(seed)
             deployed_collector = self.make_collector(self.make_envs(Stream.DEPLOYED_ENVS, probe_count(count)), noise)
-        worker.begin(self.make_collector(envs, stream), stream, deployed_collector)
+        worker.begin(self.make_collector(envs, stream, dials), stream, deployed_collector)
 
     def seed_modules(self) -> None:
         """Seed the generators from which a user's own add-on or environment may draw, by (seed, segment, rank)."""
         stream = Stream.MODULES + self.team.index
         seed_modules(derived_seed(self.worker.settings.seed, self.segment, stream))
 
-    def make_collector(self, envs: Envs, stream: torch.Generator) -> Collector:
+    def make_collector(self, envs: Envs, stream: torch.Generator, dials: int = 0) -> Collector:
         """Return a collector over these environments, which draws actions from the stream."""
         cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
-        keep_transitions = self.worker.terms.addon is not None
-        return Collector(envs, self.worker.settings.n_steps, stream, keep_transitions, cuts)
+        return Collector(envs, self.worker.settings.n_steps, stream, cuts, dials=dials)
 
     def make_envs(self, stream: Stream, count: int) -> Envs:
         """Return this rank's environments, with seeds of their own for each `stream`."""

@@ -39,9 +39,9 @@ class Normalized(NamedTuple):
     explained_variance: float  # share of the returns' variance that the critic explains
 
 
-def addon_rewards(addon: Addon, rollout: Rollout, size: int) -> Tensor:
-    """Return an add-on's rewards `[T, N]`; it sees the first `size` entries of each observation."""
-    return torch.from_numpy(rollout.per_decision(addon.reward(rollout.transitions.with_observation_size(size))))
+def addon_rewards(addon: Addon, rollout: Rollout) -> Tensor:
+    """Return an add-on's rewards `[T, N]`."""
+    return torch.from_numpy(rollout.per_decision(addon.reward(rollout.transitions)))
 
 
 # One weight per term --------------------------------------------------------------------------------------------------
@@ -59,10 +59,10 @@ class FixedTerms:
         size, settings = critic_size or policy.observation_size, self.settings
         return policy, Mlp(size, settings.hidden, 1, settings.activation)
 
-    def task(self, objective: Objective, rollout: Rollout, size: int) -> TaskRewards:
-        """Return the task's rewards; add-ons see the first `size` entries of each observation."""
+    def task(self, objective: Objective, rollout: Rollout) -> TaskRewards:
+        """Return the task's rewards."""
         basic = torch.from_numpy(rollout.basic)
-        addon = None if self.addon is None else addon_rewards(self.addon, rollout, size)
+        addon = None if self.addon is None else addon_rewards(self.addon, rollout)
         total = task_reward(objective, basic, addon)
         return TaskRewards(total, {}, total.new_empty(*total.shape, 0), [total])
 
@@ -204,22 +204,22 @@ class DialedTerms(Parts):
         actor = ConditionedPolicy.from_prior(policy, self.dials).requires_grad_(True)
         return actor, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
 
-    def task(self, objective: Objective, rollout: Rollout, size: int) -> TaskRewards:
-        """Return the task's rewards; add-ons see the first `size` entries of each observation."""
-        places = self.dial_places(rollout, size)
+    def task(self, objective: Objective, rollout: Rollout) -> TaskRewards:
+        """Return the task's rewards."""
+        places = self.dial_places(rollout)
         values, basic = self.values(places), torch.from_numpy(rollout.basic)
         parts = []
         if self.fixed_addon is not None:
-            parts.append(task_reward(objective, basic, addon_rewards(self.fixed_addon, rollout, size)))
+            parts.append(task_reward(objective, basic, addon_rewards(self.fixed_addon, rollout)))
         total = torch.stack(parts).sum(0) if parts else torch.zeros_like(basic)
         for name, addon in self.dialed_addons.items():
-            parts.append(addon_rewards(addon, rollout, size))
+            parts.append(addon_rewards(addon, rollout))
             total = total + values[name] * parts[-1]
         return TaskRewards(total, self.step_weights(places), places, parts)
 
-    def dial_places(self, rollout: Rollout, size: int) -> Tensor:
-        """Return each step's places on the dials `[T, N, dials]`; observations hold them behind `size` entries."""
-        return torch.from_numpy(rollout.observations[:-1, :, size : size + len(self.dials)])
+    def dial_places(self, rollout: Rollout) -> Tensor:
+        """Return each step's places on the dials `[T, N, dials]`."""
+        return torch.from_numpy(rollout.observations[:-1, :, rollout.env_size : rollout.env_size + len(self.dials)])
 
 
 # Policies with dials --------------------------------------------------------------------------------------------------

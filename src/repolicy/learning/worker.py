@@ -61,7 +61,7 @@ class Worker:
             if policy.actions.kind == "discrete":  # a prior's file may not tell from which number choices are counted
                 actions = probe_env(request.env, self.settings.backend).actions
                 policy.spec = replace(policy.spec, actions=actions)
-        self.multipliers = Multipliers(request, policy.observation_size)
+        self.multipliers = Multipliers(request)
         std_speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         networks = self.terms.networks(policy, self.critic_size)
         self.learner = ppo.Learner(*networks, self.settings.learning_rate, std_speed)
@@ -88,15 +88,6 @@ class Worker:
         """The observation normalizers, by their names in a checkpoint."""
         own = {"normalizer": self.learner.policy.normalizer}
         return own | ({"critic_normalizer": self.critic_normalizer} if self.critic_size else {})
-
-    @property
-    def env_size(self) -> int:
-        """Number of observation entries that the environment itself shows a policy, without positions on dials."""
-        return self.learner.policy.spec.observation_size
-
-    def env_observations(self, observations: Any) -> Any:
-        """Return the entries of observations `[..., O]` that the environment shows, which prior and add-ons know."""
-        return observations[..., : self.env_size]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what the next iteration depends on, for a checkpoint: tensors, and plain numbers."""
@@ -213,7 +204,7 @@ class Worker:
         if log_prior is not None:
             self.debug_tensors["log_prior"] = log_prior
         # Reward: the reformulated one (Eq. 16).
-        task = self.terms.task(self.objective, rollout, self.env_size)
+        task = self.terms.task(self.objective, rollout)
         reward = self.reward(rollout, task, log_prior)
         self.debug_tensors["rewards"] = reward.total
         metrics, observation_sums = self.reduce_metrics(rollout, reward, log_prior, stop)
@@ -252,7 +243,7 @@ class Worker:
         if not self.critic_size:
             return inputs, inputs
         privileged = self.critic_normalizer(raw[..., policy.observation_size :])
-        dial_positions = inputs[..., self.env_size :]
+        dial_positions = inputs[..., policy.spec.observation_size :]
         return inputs, torch.cat([privileged, dial_positions], -1)
 
     @torch.no_grad()
@@ -260,8 +251,7 @@ class Worker:
         """Return log prior(a|s) `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]` of a rollout."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
-            observations, actions, ended = rollout.prior_inputs
-            log_prior = self.scorer(self.env_observations(observations), actions, ended)
+            log_prior = self.scorer(*rollout.prior_inputs)
         values = learner.values(critic_inputs)
         next_values = values[1:].clone()
         if len(rollout.cut_indices):  # at time limits the next row is another episode's: use the true last observation
@@ -286,14 +276,11 @@ class Worker:
                 raise NumericError(f"the {name} is not finite ({where})")
         return parts
 
-    def familiarity(
-        self, next_observations: np.ndarray | None, ages: np.ndarray, terminated: np.ndarray
-    ) -> Tensor | None:
+    def familiarity(self, next_observations: np.ndarray, ages: np.ndarray, terminated: np.ndarray) -> Tensor | None:
         """Return how familiar the next states are to the prior, or None where the objective does not weigh it."""
-        if self.density is None or next_observations is None:
+        if self.density is None:
             return None
-        observations = torch.from_numpy(self.env_observations(next_observations))
-        at, ends = torch.from_numpy(ages), torch.from_numpy(terminated)
+        observations, at, ends = map(torch.from_numpy, (next_observations, ages, terminated))
         return familiarity(self.density, observations, at, ends, self.settings.gamma)
 
     @torch.no_grad()
@@ -304,8 +291,7 @@ class Worker:
         """
         if self.settings.log_prior_budget is None or self.prior is None or log_prior is None:
             return {}
-        observations = torch.from_numpy(self.env_observations(rollout.observations[:-1]))
-        prior_mean = -self.prior(observations).entropy().double()
+        prior_mean = -self.prior(rollout.prior_inputs[0]).entropy().double()
         nats = prior_mean - log_prior.double()
         return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
 

@@ -248,7 +248,7 @@ def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: i
 def mean_reward(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
     """Return the mean reward per step in a few episodes, without their first steps, which no agent controls."""
     with closing(make_envs(env, ENVS, SEED, getattr(agent, "backend", "auto"))) as envs:
-        rollout = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(agent, deterministic=True)
+        rollout = Collector(envs, STEPS, torch.Generator()).collect(agent, deterministic=True)
     late = rollout.ages > SKIPPED_STEPS  # where no episode is as long, all steps count
     return float(rewards_of(prior, rollout, judge)[late | rollout.terminated | (not late.any())].mean())
 

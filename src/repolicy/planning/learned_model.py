@@ -39,7 +39,7 @@ class LearnedModel(Model):
         held_out = max(count // HELD_OUT, 1)
         with one_thread():
             with closing(make_envs(name, count, seed)) as envs:
-                collector = Collector(envs, length, torch.Generator().manual_seed(seed), keep_transitions=True)
+                collector = Collector(envs, length, torch.Generator().manual_seed(seed))
                 rollout = collector.collect(prior)
             steps, ended = rollout.transitions, rollout.terminated | rollout.truncated
             self._fit(steps.map(lambda part: part[:, held_out:]), seed)

@@ -38,7 +38,7 @@ def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
     held = rollout  # limits hold the mean action
     if limits and request.is_judged_by_mean:
         held = collect_trial(prior, env, request.settings, deterministic=True)
-    means = {limit: limit.values(held, prior.observation_size).mean() for limit in limits}
+    means = {limit: limit.values(held).mean() for limit in limits}
     notes = [f"limit {limit}: {with_minus(f'{mean:.3g}')} a step under the prior" for limit, mean in means.items()]
     if request.settings.keep is not None:
         if not np.isfinite(rollout.basic).all():

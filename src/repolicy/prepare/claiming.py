@@ -54,7 +54,7 @@ def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPr
         if request.objective.reads_basic or settings.keep is not None:
             numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
         for limit in parse_limits(request.limits, request.env):
-            numbers[f"limit {limit}"] = torch.from_numpy(limit.values(rollout, agent.observation_size))
+            numbers[f"limit {limit}"] = torch.from_numpy(limit.values(rollout))
         for name in addon_names.with_weights(request.addons):
             reward = combine_addons([name]).reward(rollout.transitions)
             numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)

@@ -72,7 +72,7 @@ def prior_rollouts(prior: Policy, request: Request, limit: int | None = None) ->
     """Yield rollouts of the prior's sampled actions without end, all from the run's seed; `limit`: of an episode."""
     settings, seed = request.settings, derived_seed(request.settings.seed, 0, Stream.PRIOR_STATES)
     with closing(make_envs(request.env, env_count(settings.steps, limit), seed, settings.backend)) as envs:
-        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed))
         while True:
             yield collector.collect(prior)
 
@@ -101,7 +101,6 @@ def visited_states(rollouts: Iterable[Rollout], count: int) -> tuple[Tensor, Ten
     """
     blocks, ends, ended, steps = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), 0
     for rollout in rollouts:
-        assert rollout.next_observations is not None
         blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED_STEPS])
         ends.append(rollout.next_observations[rollout.terminated])
         ended.append(rollout.terminated | rollout.truncated)

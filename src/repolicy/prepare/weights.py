@@ -268,7 +268,7 @@ def collect_trial(
     """Collect `TRIAL_ENVS` times `steps` steps of an agent, to look at its observations and rewards."""
     with closing(make_envs(env, TRIAL_ENVS, settings.seed, settings.backend)) as envs:
         check_fit(agent, envs, "the prior")
-        collector = Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True)
+        collector = Collector(envs, steps, torch.Generator().manual_seed(0))
         return collector.collect(agent, deterministic)
 
 

@@ -101,7 +101,7 @@ def record_alone(opened: OpenedPolicy, env: EnvLike, seed: int = 0, steps: int =
     with closing(make_envs(env, ENVS, seed)) as envs:
         check_fit(opened.agent, envs)
         generator = torch.Generator().manual_seed(seed)
-        rollout = Collector(envs, length, generator, keep_transitions=True).collect(opened.agent)
+        rollout = Collector(envs, length, generator).collect(opened.agent)
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
     before, actions, after = (part.swapaxes(0, 1).reshape(ENVS * length, -1) for part in rollout.transitions[:3])
