@@ -260,6 +260,7 @@ def test_a_page_has_the_prior_a_typical_episode_and_the_worst(prior: bool, backe
     shots = [scene.shot for scene in chosen]
     assert [scene.kind for scene in chosen] == ["prior"] * prior + ["customized"] * 2
     assert [shot.seed for shot in shots] == [typical] * (1 + prior) + [worst]
+    assert {shot.is_in_envpool for shot in shots} == {backend == "envpool"}  # where these actions do the same again
     assert [shot.role for shot in shots] == ["prior"] * prior + ["policy"] * 2
     assert shots[-1].center_step == len(shots[-1].actions) == found.lengths[worst - EVALUATION_SEED]
     assert f"it ended early, at step {shots[-1].center_step}" in chosen[-1].caption

@@ -115,6 +115,21 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
 
 
+def test_a_run_whose_limit_only_envpool_measures_is_evaluated_and_filmed_there(
+    runs: tuple[RunFolder, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("envpool")
+    folder, shots = copied(runs[1], tmp_path / "limited"), list[Shot]()
+    monkeypatch.setattr(pieces, "render_films", lambda asked, say: shots.extend(asked) or [b"a film"] * len(asked))
+    for limits in (["elapsed_step<=999"], []):
+        story = json.loads((folder.path / "run.json").read_text())
+        story["request"]["limits"] = limits
+        (folder.path / "run.json").write_text(json.dumps(story))
+        text = write_report(folder.path, episodes=2, trust=True).read_text()
+        assert ("elapsed_step&lt;=999 holds" in text) == bool(limits)
+        assert shots.pop().is_in_envpool == bool(limits)
+
+
 def test_a_page_may_be_of_a_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
     assert "<h1>a?b</h1>" in page.write(tmp_path / "report.html", "a\udcfcb", "", []).read_text()
 

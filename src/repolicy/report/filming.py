@@ -89,7 +89,7 @@ def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -
     policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
     try:
-        backend = evaluation_backend(shot.env)
+        backend = "envpool" if shot.is_in_envpool else evaluation_backend(shot.env)
         env = match_observation(shot.env, policy, backend)
         filming = Filming(replace(shot, env=env), policy, backend, on_picture)
     except UsageError:

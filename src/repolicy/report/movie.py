@@ -50,6 +50,8 @@ class Shot:
     """With shadows and smooth edges, at ten times the work."""
     actions: list[list[float]] = field(default_factory=list)
     """Actions to replay until the episode ends. Without any the policy acts, in several episodes if needed."""
+    is_in_envpool: bool = False
+    """Whether to film EnvPool's environment, as these actions were recorded there, also where Gymnasium has it too."""
     center_step: int = 0
     """The step in the middle of the film; 0: the film starts with the episode."""
     trust: bool = False

@@ -1,5 +1,6 @@
 """Write a run's report.html: what the run changed, as one file that needs no other file and no network."""
 
+import contextlib
 import math
 import shlex
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
 from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, evaluation_backend, parse_env_name
+from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import check_writable, file_sum
 from repolicy.many.positions import DialedPolicy
@@ -65,7 +67,7 @@ def write_report(
     episodes = EPISODES if episodes is None else episodes
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
-    backend = evaluation_backend(request.env, request.settings.backend)
+    backend = _fitting_backend(saved, request, addon)
     mean, sampled = (
         evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)
         for deterministic in (True, False)
@@ -113,6 +115,15 @@ def evaluate_with_prior(
         )
         for name, policy in agents.items()
     }  # fmt: skip
+
+
+def _fitting_backend(saved: SavedPolicy, request: Request, addon: Addon | None) -> Backend:
+    """Return the backend of `evaluation_backend` if wish and limits find there what they read, else the run's."""
+    backend = evaluation_backend(request.env, request.settings.backend)
+    with contextlib.suppress(RepolicyError):  # such as an entry of info that EnvPool alone has
+        evaluate(saved.policy, request.env, 1, addon=addon, limits=request.limits, backend=backend, longest=1)
+        return backend
+    return request.settings.backend
 
 
 def _sections(

@@ -54,7 +54,7 @@ def choose_scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
     def shot(episode: Episode, role: str = "policy", center_step: int = 0) -> Shot:
         return Shot(
             str(file), evaluation.env, role, seed=episode.seed, center_step=center_step,
-            actions=episode.actions.tolist(),
+            actions=episode.actions.tolist(), is_in_envpool=evaluation.backend == "envpool",
         )  # fmt: skip
 
     scenes = [Scene(shot(typical), f"{agent}, a typical episode of {count}, which earns {typical}")]
