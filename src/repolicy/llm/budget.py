@@ -69,7 +69,8 @@ def prior_mean_log_prob(
 ) -> float:
     """Estimate E_prior[log prior] from `samples` responses of the prior, to prompts of the dataset.
 
-    The random streams of training are not advanced. `template` is the trainer's chat_template_kwargs.
+    It is off by about the std of their log-probabilities over √samples. The random streams of training are not
+    advanced. `template` is the trainer's chat_template_kwargs.
     """
     chosen = [prompt_ids(tokenizer, prompt, template) for prompt in spread_prompts(dataset, samples)]
     with torch.random.fork_rng(), prior.adapter():

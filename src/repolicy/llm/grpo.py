@@ -75,6 +75,8 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
         variance of the returns, whichever model wrote the responses, and the optimum stays. For sharp targets.
     budget: nats by which a response may be, on average, less likely under the prior than the prior's own responses.
         Omega is moved to meet it (`repolicy.llm.budget`); `omega` is the initial value.
+    budget_samples: the prior's own responses that are sampled; the mean of their log-probability, and with it what is
+        spent, is off by about their std / √budget_samples.
     """
 
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
