@@ -140,7 +140,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.multipliers, made.deployed_rollout = Multipliers(Request("", objective, made.settings)), None
     made.terms = FixedTerms(Request("", objective, made.settings))
     made.terms.addon = Table() if objective.reads_addon else None
-    batch, _, _ = made.prepare_batch(rollout(policy), stop=False)
+    batch, _ = made.prepare_batch(rollout(policy), stop=False)
     made.learner.differentiate(batch, made.settings, objective.bonus)
     return policy, made.learner.gradient[: made.learner.actor_size].clone()
 

@@ -335,10 +335,10 @@ def test_the_log_has_a_steps_mean_of_each_part_of_the_reward() -> None:
     worker: Any = SimpleNamespace(
         objective=residual(0.2, 0.1, states=0.2), settings=Settings(envs=2, n_steps=1), team=SingleRank(),
         multipliers=SimpleNamespace(limits=[1], local_sums=lambda *_: {}, metrics=lambda *_: {}),
-        deployed_rollout=None, fits_normalizer=False, fits_critic_normalizer=False, below_prior=lambda *_: {},
+        deployed_rollout=None, below_prior=lambda *_: {},
     )  # fmt: skip
     reward, log_prior = Reward(8 * one, 4 * one, 2 * one, -one, 6 * one), torch.tensor([[0.0, -10.0]])
-    found, _ = Worker.reduce_metrics(worker, rollout, reward, log_prior, stop=False)
+    found = Worker.reduce_metrics(worker, rollout, reward, log_prior, stop=False)
     parts = [found[f"reward_{name}"] for name in ("task", "prior", "entropy", "states", "limits", "total")]
     assert parts == [8.0, 4.0, 2.0, -1.0, -7.0, 6.0]
     assert (found["basic_return"], found["episode_length"], found["episodes"]) == (6.0, 15.0, 2.0)

@@ -157,7 +157,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     made = worker(tmp_path, "Counter", soft(0.1))
     rollout, log_prior, _, next_values = scored(made)
     reward = made.reward(rollout, paid(made, rollout), log_prior).total
-    batch, _, _ = made.prepare_batch(rollout, stop=False)
+    batch, _ = made.prepare_batch(rollout, stop=False)
     returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values.squeeze(-1))):
         assert mask.any()
@@ -278,9 +278,9 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
     prepare_batch = made.prepare_batch
 
     def changed(rollout: Rollout, stop: bool) -> tuple[ppo.Batch, object]:
-        batch, metrics, observed = prepare_batch(rollout, stop)
+        batch, metrics = prepare_batch(rollout, stop)
         metrics["explained_variance"] = explained
-        return batch, metrics, observed
+        return batch, metrics
 
     monkeypatch.setattr(made, "prepare_batch", changed)
     made.iterate(stop=False)

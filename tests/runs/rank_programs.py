@@ -138,7 +138,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     count = ENVS // team.count
     share = slice(team.index * count, (team.index + 1) * count)
-    batch, metrics, _ = made.prepare_batch(shared_rollout(policy, share), False)
+    batch, metrics = made.prepare_batch(shared_rollout(policy, share), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)
     made.learner.step(1e9, team, fit_actor=True)
     prints = torch.zeros(team.count, dtype=torch.float64)

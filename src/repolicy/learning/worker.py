@@ -80,10 +80,6 @@ class Worker:
         return self.prior is None and self.settings.normalize_observations
 
     @property
-    def fits_critic_normalizer(self) -> bool:
-        return self.critic_size > 0 and self.settings.normalize_observations
-
-    @property
     def normalizers(self) -> dict[str, Normalizer]:
         """The observation normalizers, by their names in a checkpoint."""
         own = {"normalizer": self.learner.policy.normalizer}
@@ -139,12 +135,11 @@ class Worker:
         collected = time.perf_counter()
         self.iteration += 1
         # While customizing, only the critic's normalizer is new: fit it to the first rollout before it is used.
-        size = learner.policy.observation_size
-        fits_first = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
+        fits_first = self.prior is not None and self.iteration == 1
         if fits_first:
-            self.critic_normalizer.update(self.team.sum(moment_sums(rollout.observations[:-1, :, size:])))
+            self.fit_normalizers(rollout)
         # Score the rollout, compute rewards and advantages.
-        batch, metrics, observation_sums = self.prepare_batch(rollout, stop)
+        batch, metrics = self.prepare_batch(rollout, stop)
         explained = metrics["explained_variance"]
         # Budgets and limits change the weights of the next iteration, once the actor is trained. A segment's first
         # rollout shows how episodes begin, and no whole ones, so it moves nothing unless every rollout is a first one.
@@ -157,10 +152,8 @@ class Worker:
         # Update: the critic always, the actor after the warm-up.
         report = self.update(batch, fit_actor)
         # Only now may the normalizers change: the update needs the log-probabilities of the old ones.
-        if self.fits_normalizer:
-            learner.policy.normalizer.update(observation_sums[:, :size])
-        if self.fits_critic_normalizer and not fits_first:
-            self.critic_normalizer.update(observation_sums[:, size:])
+        if not fits_first:
+            self.fit_normalizers(rollout)
         # Report.
         now = time.perf_counter()
         metrics |= {"iteration": self.iteration, "steps": self.steps}
@@ -170,6 +163,14 @@ class Worker:
         metrics |= {name: weight for name, weight in weights.items() if isinstance(weight, float)}  # no ranges
         rows = torch.linspace(0, len(batch.inputs) - 1, ENTROPY_SAMPLES).long()
         return metrics | self.policy_metrics(batch.inputs[rows])
+
+    def fit_normalizers(self, rollout: Rollout) -> None:
+        """Add the observations of all ranks to the normalizers; a customized policy keeps that of its prior."""
+        size = self.learner.policy.observation_size
+        if self.fits_normalizer:
+            self.learner.policy.normalizer.update(self.team.sum(moment_sums(rollout.observations[:-1, :, :size])))
+        if self.critic_size and self.settings.normalize_observations:
+            self.critic_normalizer.update(self.team.sum(moment_sums(rollout.observations[:-1, :, size:])))
 
     def update(self, batch: ppo.Batch, fit_actor: bool) -> dict[str, float]:
         """Take the gradient steps of one iteration, with the learning rate of the schedule."""
@@ -190,8 +191,8 @@ class Worker:
         enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
         return self.iteration > warmup and (enough or self.iteration > MAX_WARMUPS * warmup)
 
-    def prepare_batch(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, dict[str, float], Tensor]:
-        """Return the batch that the update learns from, and the metrics and observation sums of `reduce_metrics`."""
+    def prepare_batch(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, dict[str, float]]:
+        """Return the batch that the update learns from, and the iteration's metrics."""
         self.debug_tensors = {
             "observations": torch.from_numpy(rollout.observations),
             "actions": rollout.actions,
@@ -207,7 +208,7 @@ class Worker:
         task = self.terms.task(self.objective, rollout)
         reward = self.reward(rollout, task, log_prior)
         self.debug_tensors["rewards"] = reward.total
-        metrics, observation_sums = self.reduce_metrics(rollout, reward, log_prior, stop)
+        metrics = self.reduce_metrics(rollout, reward, log_prior, stop)
         # Advantages, and the critic's targets.
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
@@ -224,7 +225,7 @@ class Worker:
             scale.apply(targets).flatten(0, 1),
             critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
-        return batch, metrics, observation_sums
+        return batch, metrics
 
     @torch.no_grad()
     def policy_metrics(self, inputs: Tensor) -> dict[str, float]:
@@ -297,11 +298,8 @@ class Worker:
 
     def reduce_metrics(
         self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool
-    ) -> tuple[dict[str, float], Tensor]:
-        """Sum statistics over all ranks at once; return the metrics, and observation sums for the normalizers.
-
-        The sums are `[3, O]`, or `[3, 0]` where no normalizer is fitted.
-        """
+    ) -> dict[str, float]:
+        """Sum statistics over all ranks at once, and return the metrics."""
         # Sums over steps become means over samples; sums over episodes become means over episodes.
         steps = {"reward_task": reward.task, "reward_prior": reward.prior, "reward_entropy": reward.entropy}
         if self.objective.reads_states:
@@ -320,12 +318,7 @@ class Worker:
         }
         measured = self.multipliers.local_sums(self.deployed_rollout, rollout, self.team.count)
         numbers = torch.tensor([*totals.values(), *measured.values()], dtype=torch.float64)
-        fits = self.fits_normalizer or self.fits_critic_normalizer
-        observed = moment_sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
-        # One sum over the ranks carries all of them.
-        packed = self.team.sum(torch.cat([numbers, observed.flatten()]))
-        numbers, observed = packed.split([len(numbers), observed.numel()])
-        sums = dict(zip([*totals, *measured], numbers.tolist(), strict=True))
+        sums = dict(zip([*totals, *measured], self.team.sum(numbers).tolist(), strict=True))
         episodes, samples = sums["episodes"], self.settings.iteration_steps
         metrics = {name: sums[name] / (samples if name in steps else max(episodes, 1.0)) for name in totals}
         metrics |= {"episodes": episodes, "stop": sums["stop"]}
@@ -334,4 +327,4 @@ class Worker:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is not None:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
-        return metrics, observed.reshape(3, -1)
+        return metrics
