@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from repolicy.envs import (
 )
 from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, Policy, Prior, one_thread, with_torch_defaults
-from repolicy.priors import MeanPrior, Scorer
+from repolicy.priors import MeanPrior, OpenedPolicy, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import Say, format_count
 
@@ -162,7 +162,7 @@ class Evaluation:
 
 @with_torch_defaults()
 def evaluate(
-    agent: Agent | str | Path,
+    agent: Agent | OpenedPolicy | str | Path,
     env: EnvLike | None = None,
     episodes: int = 100,
     *,
@@ -175,6 +175,7 @@ def evaluate(
     longest: int = 0,
     trust: bool = False,
     limits: str | Sequence[str] | None = None,
+    say: Say | None = None,
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave. One without an end is cut after 10,000 steps.
 
@@ -192,10 +193,12 @@ def evaluate(
         longest: where above 0, an episode is over after so many steps.
         trust: run code that the policy's file names.
         limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
+        say: is told what of the file's run does not fit and is left out; by default that raises.
     """
     env = None if env is None else env_name(env)
-    opened = open_policy_in_env(env, agent, Options(), trust) if isinstance(agent, str | Path) else None
-    agent = cast(Agent, agent if opened is None else opened.agent)
+    if isinstance(agent, str | Path):
+        agent = open_policy_in_env(env, agent, Options(), trust)
+    opened, agent = (agent, agent.agent) if isinstance(agent, OpenedPolicy) else (None, agent)
     check_is_agent(agent, "the first argument")
     if isinstance(agent, ConditionedPolicy):
         raise UsageError(agent.missing_dials_message())
@@ -204,8 +207,8 @@ def evaluate(
         env = env or env_from_card(opened.card, opened.path, trust)
         backend = backend_from_card(opened.card, env, backend)
         if limits is None and addon is None:  # all that the file's run was judged by
-            limits = fitting_limits(agent, opened.card, opened.path, env, backend, trust)
-        addon = fitting_addon(opened.card, opened.path, env, trust) if addon is None else addon
+            limits = fitting_limits(agent, opened.card, opened.path, env, backend, trust, say)
+        addon = fitting_addon(opened.card, opened.path, env, trust, say) if addon is None else addon
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):

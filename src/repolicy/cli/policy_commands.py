@@ -39,8 +39,7 @@ class Evaluate(RunsPolicy):
     """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.addons import backend_from_card, load_addon
-        from repolicy.evaluation import evaluate, fitting_addon, fitting_limits
+        from repolicy.evaluation import evaluate
         from repolicy.priors import check_not_overwriting, output_folder
 
         opened, env = self.open_policy(self.policy)
@@ -51,16 +50,11 @@ class Evaluate(RunsPolicy):
             check_writable(self.out)
         terminal, episodes = Terminal(), format_count(self.episodes, "episode")
         terminal.say(*opened.notes)
-        addon, limits = load_addon(self.addon, env), tuple[str, ...]()
-        backend = backend_from_card(opened.card, env, self.backend)
-        if not self.addon:
-            addon = fitting_addon(opened.card, path, env, self.trust, terminal.say)
-            limits = fitting_limits(opened.agent, opened.card, path, env, backend, self.trust, terminal.say)
         with terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
-                opened.agent, env, self.episodes,
-                addon=addon, limits=limits, prior=opened.prior, deterministic=not self.sampled, seed=self.seed,
-                backend=backend,
+                opened, env, self.episodes,
+                addon=self.addon or None, deterministic=not self.sampled, seed=self.seed, backend=self.backend,
+                trust=self.trust, say=terminal.say,
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         terminal.say(f"{path}: {evaluation}")  # before the file, which may turn out not to be writable
