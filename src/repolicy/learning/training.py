@@ -244,7 +244,7 @@ def _prepare_start(
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", trial_length))
         fitting = 0 if was_fitted or start.scoring_prior is None else prior.card["clone_of"]["steps"]
-        spending = estimate_spending(request, decision.steps, length, untrained, start.trials, fitting)
+        spending = estimate_spending(request, decision.steps, length, untrained, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))
     return start, request
 

@@ -42,7 +42,6 @@ class Start:
     scoring_prior: ScoringPrior | None = None  # the prior itself, where `saved` is only fitted to it
     source: PriorSource | None = None  # from which other processes load `scoring_prior`
     init: bytes | None = None  # the file of the actor's first policy, where it is not `saved`
-    trials: int = 1  # number of trial rollouts of the prior before the run
 
     def env(self, trust: bool) -> str:
         """Return the environment that the prior was made for; raise where it is not known."""

@@ -80,8 +80,7 @@ def open_start(
         if not isinstance(settings, Settings):
             settings = Settings(**validate_settings(dict(settings or {}), "settings"))
         policy, name = noise_prior(prior, noise, chunk, env, settings, trust)
-        # noise_prior has run one trial rollout already, for the normalizer
-        return replace(open_prior(policy), name=display_name(prior), trials=2), name
+        return replace(open_prior(policy), name=display_name(prior)), name
     reference = decoder_reference(prior)
     if stored is None:
         return open_prior(prior_file), with_decoder(env, reference, noise, chunk, decoder_digest(reference))

@@ -18,14 +18,13 @@ def estimate_spending(
     weights_steps: int = 0,
     length: float = EPISODE_CAP,
     untrained_steps: int = 0,
-    trials: int = 1,
     fitting_steps: int = 0,
 ) -> dict[str, int]:
     """Return about the most steps that a run takes, by purpose; of a generative policy, decisions.
 
     `weights_steps`, `untrained_steps` and `fitting_steps` were taken already: to find the weights, to evaluate without
-    training, and to fit the actor to a prior that cannot be copied. `trials` is the number of trial rollouts (limits
-    take one more), and `length` the episode length where the environment has no time limit.
+    training, and to fit the actor to a prior that cannot be copied. `length` is the episode length where the
+    environment has no time limit.
     """
     settings = request.settings
     limit = probe_env(request.env, settings.backend).limit
@@ -34,7 +33,7 @@ def estimate_spending(
     episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
     evaluations = segments + request.is_comparable  # the first policy is one that may be the result
-    trials += bool(request.limits) and request.is_judged_by_mean
+    trials = 2 if not request.is_judged_by_mean or request.limits else 1  # for a decoder's normalizer, or for limits
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
