@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from repolicy.cli.options import Command, Positional, Repeated, SettingsDefaults, overrides
 from repolicy.cli.run_commands import Run, make_callbacks, report_end
 from repolicy.files import check_writable, write_bytes
+from repolicy.objective import residual
 from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
@@ -157,10 +158,11 @@ class Train(ResidualQLearning):
         from repolicy.rql.customizing import train
 
         settings = overrides(self, Settings)
-        folder = folder_for(self.out, self.env, self.objective or "soft", settings, self.resume, RUNS_FOLDER)
+        objective = objective_by_name(self.objective or "soft")
+        folder = folder_for(self.out, self.env, objective, settings, self.resume, RUNS_FOLDER)
         return report_end(
             train(
-                self.env, objective_by_name(self.objective) if self.objective else None, folder, settings,
+                self.env, objective if self.objective else None, folder, settings,
                 alpha=self.alpha, addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )
@@ -199,7 +201,7 @@ class Customize(ResidualQLearning):
         from repolicy.rql.customizing import customize
 
         settings = overrides(self, Settings)
-        folder = folder_for(self.out, self.prior, "residual", settings, self.resume, RUNS_FOLDER)
+        folder = folder_for(self.out, self.prior, residual(), settings, self.resume, RUNS_FOLDER)
         objective = objective_by_name("residual", omega=self.omega, alpha=self.alpha, states=self.states)
         return report_end(
             customize(

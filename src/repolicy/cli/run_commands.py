@@ -69,10 +69,10 @@ class Train(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
-        from repolicy.prepare.session import folder_for, objective_label
+        from repolicy.prepare.session import folder_for
 
         objective, settings = self.parse_objective(), overrides(self)
-        folder = folder_for(self.out, self.env, objective_label(objective or soft()), settings, self.resume)
+        folder = folder_for(self.out, self.env, objective or soft(), settings, self.resume)
         result = train(
             self.env, objective, folder, settings,
             addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,
@@ -139,11 +139,11 @@ class Customize(Run, CustomizesPrior):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
-        from repolicy.prepare.session import folder_for, objective_label
+        from repolicy.prepare.session import folder_for
 
         warn_of_unfinished(self.prior)
         objective, settings = self.parse_objective(), overrides(self)
-        folder = folder_for(self.out, self.prior, objective_label(objective), settings, self.resume)
+        folder = folder_for(self.out, self.prior, objective, settings, self.resume)
         result = customize(
             self.prior, self.addon, objective, folder, settings,
             env=self.env, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,

@@ -68,8 +68,7 @@ def train(
     """
     callbacks = [*callbacks, *session.display_callbacks(progress)]
     options = RequestOptions.from_arguments(env, addon, objective=objective)
-    label = session.objective_label(objective or soft())
-    folder = RunFolder(session.folder_for(out, options.env, label, settings, resume))
+    folder = RunFolder(session.folder_for(out, options.env, objective or soft(), settings, resume))
     folder.check_new(resume)  # before anything slow
     earlier = session.earlier_request(folder, resume, trust, options)
     options = options.filled_from(earlier)
@@ -156,8 +155,7 @@ def customize(
     callbacks = [*callbacks, *session.display_callbacks(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
     options = RequestOptions.from_arguments(env, addon, limits, objective, sparse)
-    label = session.objective_label(objective or residual())
-    folder = RunFolder(session.folder_for(out, prior, label, settings, resume))
+    folder = RunFolder(session.folder_for(out, prior, objective or residual(), settings, resume))
     folder.check_new(resume)  # before anything slow
     trusted = trust or isinstance(prior, Result)  # a result is of this session, and so is the code that it names
     earlier = session.earlier_request(folder, resume, trusted, options, customizes=True)

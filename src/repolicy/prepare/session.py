@@ -39,30 +39,25 @@ RUNS_FOLDER = Path("runs")
 
 
 def folder_for(
-    out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS_FOLDER
+    out: str | Path | None, name: object, objective: Objective, settings: Any, resume: bool, root: Path = RUNS_FOLDER
 ) -> Path:
     """Return `out`, or by default runs/NAME-OBJECTIVE-SEED; a new run adds a number where that folder exists."""
+    if not isinstance(objective, Objective):
+        kind = type(objective).__name__
+        raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
     if out is not None:
         return Path(out)
     stem = display_name(name)
     if "/" in stem:
         stem = stem_of(stem)
     seed = settings.get("seed", 0) if isinstance(settings, Mapping) else getattr(settings, "seed", 0)
-    default = root / f"{as_file_name(stem)}-{objective}-{seed}"
+    label, _ = objective_name(objective) or ("custom", {})
+    default = root / f"{as_file_name(stem)}-{label}-{seed}"
     folder, count = default, 1
     while not resume and os.path.exists(folder):  # False where the name is too long; creating the folder reports that
         count += 1
         folder = default.with_name(f"{default.name}-{count}")
     return folder
-
-
-def objective_label(objective: Objective) -> str:
-    """Return the objective's name, or "custom", for the name of a run's folder."""
-    if not isinstance(objective, Objective):
-        kind = type(objective).__name__
-        raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
-    name_and_weights = objective_name(objective)
-    return "custom" if name_and_weights is None else name_and_weights[0]
 
 
 def display_name(thing: object) -> str:
