@@ -316,15 +316,12 @@ def run_episodes(
     collector = Collector(envs, BLOCK_STEPS, generator, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
-    is_noise = parse_env_name(envs.name).decoder is not None
     sums, rewards, env_actions = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     environment_steps = 0
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
         environment_steps += rollout.basic.size
         scores = step_quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
-        if is_noise:
-            scores["noise_square"] = rollout.actions.square().mean(-1).numpy()
         if look is not None:
             look(rollout)
         if sums.has_first_episodes:
@@ -381,7 +378,8 @@ def step_quantities(
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             quantities[OF_ADDON + title] = quantities.get(OF_ADDON + title, 0.0) + reward
     quantities |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
-    if rollout.chunks:
+    if rollout.chunks:  # actions are a generative policy's noise
+        quantities["noise_square"] = rollout.actions.square().mean(-1).numpy()
         quantities["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])
     if familiarity is not None:
         quantities["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages, rollout.terminated))
