@@ -134,7 +134,6 @@ class Sweep(Trains, CustomizesPrior):
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.sweep import sweep
-        from repolicy.many.tradeoff import as_dict
         from repolicy.report.sweep_page import write_sweep_report
 
         warn_of_unfinished(self.prior)
@@ -153,4 +152,4 @@ class Sweep(Trains, CustomizesPrior):
             status.update("films")
             report = write_sweep_report(swept, terminal.say)
         terminal.say(f"report: {report}")
-        return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}
+        return swept.as_dict() | {"folder": str(swept.folder), "report": str(report)}

@@ -22,7 +22,7 @@ from repolicy.loading import PYTHON
 from repolicy.many import pool
 from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
 from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
-from repolicy.many.tradeoff import Point, SweepResult, as_dict, evaluate_point
+from repolicy.many.tradeoff import Point, SweepResult, evaluate_point
 from repolicy.objective import Objective, Weight
 from repolicy.policies import Policy, with_torch_defaults
 from repolicy.policies.storage import FORMAT
@@ -141,7 +141,7 @@ def sweep(
         at_once = jobs or (len(omegas) if on_ray else physical_cores())
         failed = _train(omegas, folder, shared, starter, at_once, say, progress)
         result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
-        write_json(folder.content, {"format": FORMAT, "episodes": episodes} | as_dict(result))
+        write_json(folder.content, {"format": FORMAT, "episodes": episodes} | result.as_dict())
     return result
 
 

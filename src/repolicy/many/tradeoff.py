@@ -231,6 +231,22 @@ class SweepResult:
             lines.append(f"{file}; to train it for longer: {self.longer(point)}")
         return "\n".join(lines)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `sweep.json`; numbers that are not finite become null."""
+
+        def point_as_dict(point: Point) -> dict[str, Any]:
+            return {"omega": point.omega, "policy": str(point.policy)} | point.as_dict()
+
+        content = {
+            "request": self.request,
+            "omegas": sorted([*(point.omega for point in self.points), *self.failed]),
+            "prior": point_as_dict(self.prior),
+            "points": [point_as_dict(point) for point in self.points],
+            "failed": [{"omega": omega, "error": error} for omega, error in self.failed.items()],
+            "knee": None if self.knee is None else self.points[self.knee].omega,
+        }
+        return dict(replace_nonfinite(content))
+
     def longer(self, point: Point) -> str:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
@@ -275,20 +291,3 @@ def _scaled_to_unit(values: np.ndarray) -> np.ndarray:
     above_lowest = values - values.min(-1, keepdims=True)
     span = above_lowest.max(-1, keepdims=True)
     return above_lowest / np.where(span > 0, span, 1.0)
-
-
-def as_dict(swept: SweepResult) -> dict[str, Any]:
-    """Return the content of `sweep.json`; numbers that are not finite become null."""
-
-    def point_as_dict(point: Point) -> dict[str, Any]:
-        return {"omega": point.omega, "policy": str(point.policy)} | point.as_dict()
-
-    content = {
-        "request": swept.request,
-        "omegas": sorted([*(point.omega for point in swept.points), *swept.failed]),
-        "prior": point_as_dict(swept.prior),
-        "points": [point_as_dict(point) for point in swept.points],
-        "failed": [{"omega": omega, "error": error} for omega, error in swept.failed.items()],
-        "knee": None if swept.knee is None else swept.points[swept.knee].omega,
-    }
-    return dict(replace_nonfinite(content))
