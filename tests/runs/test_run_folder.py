@@ -272,7 +272,7 @@ def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda: None, init=init, Error=ValueError))
     display, closed = Display(), list[str]()
     monkeypatch.setattr(display, "close", lambda: closed.append("the display"))
-    callbacks, alone = [display, Wandb(RunFolder(tmp_path / "run"), "mine")], replace(SETTINGS, ranks=1)
+    callbacks, alone = [display, Wandb(tmp_path / "run", "mine")], replace(SETTINGS, ranks=1)
     with pytest.raises(UsageError, match="--wandb: no such project"):
         repolicy.train("CartPole-v1", soft(0.1), tmp_path / "run", alone, callbacks=callbacks)
     assert closed == ["the display"]
@@ -315,7 +315,7 @@ def test_tensorboard_draws_each_iteration_once_after_a_resume(start: int, tmp_pa
     """Also where a run was stopped before its first checkpoint, and begins anew."""
     request = Request("Hopper-v4", soft(0.1), Settings(envs=1, n_steps=10, minibatch=10, ranks=1))
     for first, last, value in ((0, 3, 1.0), (start, 4, 2.0)):
-        drawing = TensorBoard(RunFolder(tmp_path))
+        drawing = TensorBoard(tmp_path)
         drawing.begin(request, first, 5)
         for iteration in range(first, last):
             drawing.write({"steps": 10.0 * (iteration + 1), "std": value})

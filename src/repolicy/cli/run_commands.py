@@ -230,13 +230,12 @@ def is_main_process() -> bool:
 
 def make_callbacks(out: Path, wandb: str | None) -> list[Any]:
     """Return the callbacks of a run; under torchrun, only the first process has any."""
-    from repolicy.runs import Display, RunFolder, TensorBoard, Wandb
+    from repolicy.runs import Display, TensorBoard, Wandb
 
     if not is_main_process():
         return []
-    folder = RunFolder(out)
-    callbacks = [Display(), TensorBoard(folder)]
-    return callbacks if wandb is None else [*callbacks, Wandb(folder, wandb)]
+    callbacks = [Display(), TensorBoard(out)]
+    return callbacks if wandb is None else [*callbacks, Wandb(out, wandb)]
 
 
 def report_end(result: "Result") -> dict[str, Any]:

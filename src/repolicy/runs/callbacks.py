@@ -8,6 +8,7 @@ import math
 import secrets
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -19,7 +20,6 @@ from rich.text import Text
 
 from repolicy.errors import UsageError
 from repolicy.files import write_bytes
-from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
 from repolicy.text import printable, with_minus
@@ -198,8 +198,8 @@ def format_duration(seconds: float) -> str:
 class TensorBoard:
     """Writes TensorBoard's event files into the run's folder, over environment steps."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._path = folder.path
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
         self._writer: Any = None  # None where it is not installed
 
     def begin(self, request: Request, start: int, total: int) -> None:
@@ -226,7 +226,7 @@ class TensorBoard:
 class Wandb:
     """Logs to Weights & Biases; a resumed run continues the same run there."""
 
-    def __init__(self, folder: RunFolder, project: str) -> None:
+    def __init__(self, folder: Path, project: str) -> None:
         try:
             import wandb
         except ImportError:
@@ -235,7 +235,7 @@ class Wandb:
             wandb.login()  # may fail, so before the run's folder is claimed
         except wandb.Error as error:
             raise UsageError(f"--wandb: {error}") from None
-        self._wandb, self._folder, self._project = wandb, folder.path.resolve(), project
+        self._wandb, self._folder, self._project = wandb, folder.resolve(), project
 
     def begin(self, request: Request, start: int, total: int) -> None:
         file = self._folder / "wandb-id"  # a random id, the same when the run is resumed
