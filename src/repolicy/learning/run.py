@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from repolicy.envs import Watchdog, parse_env_name
+from repolicy.envs import Watchdog
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.multipliers import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
@@ -143,7 +143,7 @@ def work(
 def final_sentences(worker: Worker, folder: RunFolder, metrics: dict[str, float]) -> list[str]:
     """Return what the user should know of a run that ends: `metrics` are those of its last iteration."""
     sentences = list[str]()
-    if parse_env_name(worker.request.env).decoder is None:  # for a generative policy's noise, a few nats are a lot
+    if worker.request.is_judged_by_mean:  # for a generative policy's noise, a few nats are a lot
         sentences += dial_warnings(metrics, worker.learner.policy)
     sentences += constraint_warnings(worker.multipliers, folder.read_metrics())
     if worker.multipliers.keep and worker.acting_prior is not None:

@@ -169,7 +169,7 @@ def customize(
             init = "clone"
 
     # Open the prior, which names its environment and its settings.
-    resumed = earlier is not None
+    objective, resumed = options.objective or residual(), earlier is not None
     env = options.env and with_observed_keys(options.env, observe, observe_critic)
     if earlier is not None:
         env = with_observed_keys_of(env, earlier.env)
@@ -180,11 +180,9 @@ def customize(
     usual = start.default_settings(env, settings) if earlier is None else earlier.settings
     settings = complete_settings(settings, usual)
     if earlier is None:  # whose omega began at alpha, if nobody named it
-        checks.check_moved_alone(options.objective or residual(), settings)
+        checks.check_moved_alone(objective, settings)
     settings, notes = session.ranks_for(settings, [env, *options.addons], start.session_only)
-    objective, settings = session.resume_choices(
-        options.objective or residual(), settings.resolved(), earlier, folder.path
-    )
+    objective, settings = session.resume_choices(objective, settings.resolved(), earlier, folder.path)
     checks.check_steps(settings)
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
@@ -228,7 +226,7 @@ def _prepare_start(
     trial_notes, trial_length = checks.try_addon(prior.policy, request)
     notes += trial_notes
     untrained = 0
-    if parse_env_name(request.env).decoder is not None and not resumed:
+    if not request.is_judged_by_mean and not resumed:
         say(
             "evaluating it without training: smaller noise, and the best of 16 draws in copies of the environment, "
             "which can take minutes"

@@ -14,7 +14,7 @@ from typing import Any
 
 from repolicy.addons import Wish, combine_addons
 from repolicy.addons.addon_names import dials
-from repolicy.envs import EnvLike, find_session_only, parse_env_name
+from repolicy.envs import EnvLike, find_session_only
 from repolicy.errors import RepolicyError, UsageError, check_counts
 from repolicy.evaluation import Evaluation
 from repolicy.files import check_writable, write_bytes, write_json
@@ -129,7 +129,7 @@ def sweep(
     smallest = next((omega for omega in omegas if omega), 0.0)
     objective = Objective("addon", smallest, alpha, states=states)
     request = Request(env, objective, settings, options.addons, sparse=options.sparse)
-    alpha_is_omega = alpha == "omega" or (alpha is None and parse_env_name(env).decoder is not None)
+    alpha_is_omega = alpha == "omega" or (alpha is None and not request.is_judged_by_mean)
     shared = _choose_for_all(request, start, alpha_is_omega, say)
 
     # Train all points, and evaluate them.
