@@ -375,8 +375,9 @@ def step_quantities(
         quantities["addon"] = sum(rewards, np.zeros_like(rollout.basic))
         if addon.metric:
             quantities["metric"] = rollout.per_decision(addon.metric_values(rollout.transitions))
-        for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
-            quantities[OF_ADDON + title] = quantities.get(OF_ADDON + title, 0.0) + reward
+        if len(rewards) > 1:
+            for title, reward in zip(addon.titles, rewards, strict=True):
+                quantities[OF_ADDON + title] = quantities.get(OF_ADDON + title, 0.0) + reward
     quantities |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
     if rollout.chunks:  # actions are a generative policy's noise
         quantities["noise_square"] = rollout.actions.square().mean(-1).numpy()

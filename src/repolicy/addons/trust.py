@@ -86,7 +86,7 @@ def backend_from_card(card: dict[str, Any], env: str, backend: Backend = "auto")
     """Return the backend; for "auto", that of the run that made a policy, where `env` is the run's and it makes it."""
     request = card.get("request", {})
     known: Backend = request.get("settings", {}).get("backend", "auto")
-    if backend == "auto" != known and env == request.get("env"):
+    if backend == "auto" and known != "auto" and env == request.get("env"):
         with suppress(RepolicyError):  # such as EnvPool that is not installed here
             probe_env(env, known)
             return known

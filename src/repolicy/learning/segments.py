@@ -317,4 +317,6 @@ class Segments:
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)
         left_out = worker.density.constant_observations
         what = f"{format_count(len(left_out), 'observation')}, {reprlib.repr(left_out)}"
-        return sentences + [f"left out of the prior's states, as constant: {what}"] * bool(left_out)
+        if left_out:
+            sentences.append(f"left out of the prior's states, as constant: {what}")
+        return sentences

@@ -33,19 +33,20 @@ def estimate_spending(
     episodes = settings.evaluated_episodes
     comparisons = 2 * COMPARISON_FACTOR if request.is_comparable else 0
     evaluations = segments + request.is_comparable  # the first policy is one that may be the result
-    trials = 2 if not request.is_judged_by_mean or request.limits else 1  # for a decoder's normalizer, or for limits
+    trials = 1 + bool(request.limits or not request.is_judged_by_mean)  # one more for limits, or a noise's normalizer
     limit_steps = 0
     if request.limits or settings.keep:
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
         limit_steps += probes * settings.n_steps * settings.iterations
     if settings.keep:
         limit_steps += 3 * RETURN_EPISODES * longest  # of the prior before and after the run, and of its policy
+    state_steps = states.steps_to_collect(settings.steps, limit) if request.objective.reads_states else 0
     return {
         "to fit the actor": fitting_steps,
         "to try the wish": weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + COMPARED_STEPS),
         "to find the weights": weights_steps,
         "without training": untrained_steps,
-        "for the prior's states": states.steps_to_collect(settings.steps, limit) * request.objective.reads_states,
+        "for the prior's states": state_steps,
         "to train": settings.iterations * settings.iteration_steps,
         "for evaluations": evaluations * episodes * longest,
         "to compare an earlier policy with the last, if it seems better": comparisons * episodes * longest,
