@@ -58,7 +58,7 @@ ROOMS = [
     Mutant("objective.py", 'Objective("addon", omega="alpha", alpha=alpha)', 'Objective("addon", alpha=alpha)', OBJECTIVE, "kl without its prior"),
     Mutant("objective.py", 'Objective("basic", alpha=alpha, bonus="alpha")', 'Objective("basic", alpha=alpha)', OBJECTIVE, "repeat without repeating"),
     Mutant("objective.py", 'return Objective("basic", bonus=alpha)', 'return Objective("basic", alpha=alpha)', OBJECTIVE, "end-entropy becomes soft"),
-    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", OBJECTIVE, "sign of the prior's states"),
+    Mutant("objective.py", "familiar = objective.states * familiarity", "familiar = -objective.states * familiarity", OBJECTIVE, "sign of the prior's states"),
     Mutant("objective.py", "total = total + familiar", "total = total", OBJECTIVE, "prior's states dropped"),
     Mutant("policies/density.py", "/ (FREEDOM + self.edge)", "/ FREEDOM", STATES, "no hinge"),
     Mutant("policies/density.py", "half = 0.5 *", "half = 1.0 *", STATES, "twice the nats"),

@@ -93,9 +93,9 @@ def test_literal_answers(what: Objective, prior: float, entropy: float, total: f
 
 def test_states_that_the_prior_does_not_know_cost() -> None:
     """A state that is 4 nats too unlikely, at 0.5 a nat: 2 less than the 7 without that price."""
-    parts = reformulated(objective.residual(0.25, 0.5, states=0.5), 7.0, -4.0, -2.0, states=-4.0)
+    parts = reformulated(objective.residual(0.25, 0.5, states=0.5), 7.0, -4.0, -2.0, familiarity=-4.0)
     assert (parts.task, parts.prior, parts.entropy, parts.states, parts.total) == (7.0, -1.0, 1.0, -2.0, 5.0)
-    assert reformulated(objective.residual(0.25, 0.5), 7.0, -4.0, -2.0, states=-4.0).total == 7.0
+    assert reformulated(objective.residual(0.25, 0.5), 7.0, -4.0, -2.0, familiarity=-4.0).total == 7.0
 
 
 @given(st.lists(st.tuples(dyadic, dyadic, dyadic), min_size=1, max_size=20), st.integers(0, 64), st.integers(0, 64))

@@ -202,13 +202,13 @@ def reformulated(
     task: Any,
     log_prior: Any,
     log_policy: Any,
-    states: Any = None,
+    familiarity: Any = None,
     omega: Any = None,
     alpha: Any = None,
 ) -> Reward:
     """Return task + omega · log prior − alpha · log policy, and its parts (Eq. 16).
 
-    `states` is the familiarity of the next states, needed where the objective weighs it. `omega` and `alpha` are the
+    `familiarity` is that of the next states, needed where the objective weighs it. `omega` and `alpha` are the
     weights of each step, for an objective with a range.
 
     A term with weight 0 is left out rather than multiplied. So `log_prior` may be None or infinite where omega is 0,
@@ -226,6 +226,6 @@ def reformulated(
         entropy = -alpha * log_policy
         total = total + entropy
     if objective.states:
-        familiar = objective.states * states
+        familiar = objective.states * familiarity
         total = total + familiar
     return Reward(task, prior, entropy, familiar, total)

@@ -10,7 +10,7 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy.addons.addon import check_env, combine_addons
-from repolicy.addons.addon_names import requests_of, titles_of
+from repolicy.addons.addon_names import titles_of, wishes_of
 from repolicy.addons.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
@@ -105,11 +105,11 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
 
 
 def test_one_or_several_are_requests() -> None:
-    assert requests_of("height") == requests_of(["height"]) == ("height",)
-    assert requests_of(()) == ()
+    assert wishes_of("height") == wishes_of(["height"]) == ("height",)
+    assert wishes_of(()) == ()
     with pytest.raises(UsageError, match=r"^0.5 is no add-on: give names"):
-        requests_of((np.abs, 0.5))  # type: ignore[arg-type]
-    assert requests_of(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
+        wishes_of((np.abs, 0.5))  # type: ignore[arg-type]
+    assert wishes_of(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
         "height", "a.py:f", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_functions_that_copied_one_name_are_several() -> None:
 
         return reward
 
-    found = combine_addons(requests_of([times(1.0), times(1000.0)]))
+    found = combine_addons(wishes_of([times(1.0), times(1000.0)]))
     assert found.titles == ("sum", "sum_2")
     assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
     assert titles_of(["runs (old)/calm.safetensors", "theirs.py:quiet"]) == ("calm", "quiet")

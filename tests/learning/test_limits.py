@@ -323,7 +323,7 @@ def test_what_limits_cost_is_taken_from_the_reward() -> None:
     task = torch.tensor([[2.0, 3.0]])
     rollout: Any = SimpleNamespace(log_probs=torch.zeros(1, 2), next_observations=None, ages=None, terminated=None)
     worker: Any = SimpleNamespace(
-        objective=greedy(0.0), familiarity=lambda *_: None, multipliers=SimpleNamespace(price=lambda _: 5.0 * task)
+        objective=greedy(0.0), familiarity_of=lambda *_: None, multipliers=SimpleNamespace(price=lambda _: 5.0 * task)
     )
     reward = Worker.reward(worker, rollout, TaskRewards(task, {}, task, [task]), None)
     assert (reward.task.tolist(), reward.total.tolist()) == ([[2.0, 3.0]], [[-8.0, -12.0]])

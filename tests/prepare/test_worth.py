@@ -186,8 +186,8 @@ def test_the_weights_of_a_prior_that_tells_nothing(
 
 
 def test_the_most_that_a_nat_can_be_worth_is_two_errors_above() -> None:
-    assert Worths(KNOWN, CHANCE, 1.0).upper_bound == pytest.approx(0.3 + 2 * 0.2)
-    assert Worths(None, None, 1.0).upper_bound == 0.0
+    assert Worths(KNOWN, CHANCE, 1.0).max_worth == pytest.approx(0.3 + 2 * 0.2)
+    assert Worths(None, None, 1.0).max_worth == 0.0
 
 
 def test_states_of_too_many_numbers_have_no_price() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.addons.addon_names import Wish, import_target, requests_of, split_weight, titles_of
+from repolicy.addons.addon_names import Wish, import_target, split_weight, titles_of, wishes_of
 from repolicy.addons.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered
 from repolicy.addons.wish_file import LearntWish, check_same_env, is_wish_file, open_wish
 from repolicy.envs import StatefulAddon, Transitions, parse_env_name
@@ -146,11 +146,11 @@ def _call_function(name: str, function: Function | StatefulAddon, rows: Transiti
     return rewards
 
 
-def check_env(requests: Sequence[str], env: str) -> None:
+def check_env(wishes: Sequence[str], env: str) -> None:
     """Raise if an add-on was made for another environment: its indices would then mean something else."""
     own = "write your own and name it as file.py:function"
-    for request in requests:
-        addon, _ = split_weight(request)
+    for wish in wishes:
+        addon, _ = split_weight(wish)
         if is_wish_file(addon):
             check_same_env(addon, env)
         name = addon.partition("(")[0]
@@ -168,36 +168,36 @@ def check_env(requests: Sequence[str], env: str) -> None:
 
 def load_addon(wish: Wish, env: str) -> Addon | None:
     """Return the add-on of a wish after checking that it fits the environment; None for an empty wish."""
-    requests = requests_of(wish)
-    check_env(requests, env)
-    return combine_addons(requests) if requests else None
+    wishes = wishes_of(wish)
+    check_env(wishes, env)
+    return combine_addons(wishes) if wishes else None
 
 
-def combine_addons(requests: Sequence[str]) -> Addon:
-    """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
-    return Addon(tuple(map(load_term, requests)))
+def combine_addons(wishes: Sequence[str]) -> Addon:
+    """Return one add-on of wishes such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
+    return Addon(tuple(map(load_term, wishes)))
 
 
-def weighted_wish(request: str) -> LearntWish:
-    """Return the learnt wish of a request such as `wish.safetensors=2`, with θ times its weight."""
-    addon, _ = split_weight(request)
-    wish = open_wish(addon)
-    return replace(wish, theta=load_term(request).weight * wish.theta)
+def weighted_wish(wish: str) -> LearntWish:
+    """Return the learnt wish that is named as `wish.safetensors=2`, with θ times its weight."""
+    addon, _ = split_weight(wish)
+    learnt = open_wish(addon)
+    return replace(learnt, theta=load_term(wish).weight * learnt.theta)
 
 
-def load_term(request: str) -> AddonTerm:
-    """Return the term of one request; a user's own code is imported here."""
-    addon, weight_text = split_weight(request)
+def load_term(wish: str) -> AddonTerm:
+    """Return the term of one wish; a user's own code is imported here."""
+    addon, weight_text = split_weight(wish)
     if ".." in weight_text:
         raise UsageError(
-            f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
+            f"add-on {wish!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
         )
     if not math.isfinite(weight := parse_number(weight_text)):
         forms = "NAME=0.5 or, with an option, NAME(OPTION=VALUE)=0.5"
-        raise UsageError(f"add-on {request!r}: {weight_text!r} is not a weight; write {forms}")
+        raise UsageError(f"add-on {wish!r}: {weight_text!r} is not a weight; write {forms}")
     if is_wish_file(addon):
         return AddonTerm(addon, open_wish(addon), weight)
-    if own := import_target(request):
+    if own := import_target(wish):
         code = load_function(own, "add-on")
         reported = getattr(code, "metric", None)
         title = f"mean {getattr(reported, '__name__', 'metric')}"

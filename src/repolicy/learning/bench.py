@@ -58,7 +58,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     """Time the slices, with all ranks in lockstep, and return the results."""
     settings, team = request.settings, TimedRanks(team)
     segments = Segments(request, folder, team)
-    physics = Physics(segments.make_envs(Stream.PHYSICS, settings.envs // team.count))
+    physics = Physics(segments.make_rank_envs(Stream.PHYSICS, settings.envs // team.count))
     rounds = settings.checkpoint_every // PARTS
 
     def timed(work: Callable[[], None]) -> float:

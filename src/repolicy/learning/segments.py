@@ -122,10 +122,10 @@ class Segments:
     def begin(self) -> None:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
-        self.seed_modules()
+        self.seed_user_code()
         count = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, Stream.ACTIONS + index))
-        envs = self.make_envs(Stream.TRAINING_ENVS, count)
+        envs = self.make_rank_envs(Stream.TRAINING_ENVS, count)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
@@ -135,10 +135,11 @@ class Segments:
         if worker.multipliers.limits or worker.multipliers.keep:  # they are measured as the policy will be deployed
             seed = derived_seed(settings.seed, self.segment, Stream.DEPLOYED_ENVS + index)
             noise = torch.Generator().manual_seed(seed)
-            deployed_collector = self.make_collector(self.make_envs(Stream.DEPLOYED_ENVS, probe_count(count)), noise)
+            deployed_envs = self.make_rank_envs(Stream.DEPLOYED_ENVS, probe_count(count))
+            deployed_collector = self.make_collector(deployed_envs, noise)
         worker.begin(self.make_collector(envs, stream, dials), stream, deployed_collector)
 
-    def seed_modules(self) -> None:
+    def seed_user_code(self) -> None:
         """Seed the generators from which a user's own add-on or environment may draw, by (seed, segment, rank)."""
         stream = Stream.MODULES + self.team.index
         seed_modules(derived_seed(self.worker.settings.seed, self.segment, stream))
@@ -148,7 +149,7 @@ class Segments:
         cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
         return Collector(envs, self.worker.settings.n_steps, stream, cuts, dials=dials)
 
-    def make_envs(self, stream: Stream, count: int) -> Envs:
+    def make_rank_envs(self, stream: Stream, count: int) -> Envs:
         """Return this rank's environments, with seeds of their own for each `stream`."""
         settings = self.worker.settings
         seed = derived_seed(settings.seed, self.segment, stream) + self.team.index * count
@@ -181,8 +182,8 @@ class Segments:
         last = self.update_candidate(evaluation)
         result = self.choose_result(last) if worker.iteration == worker.settings.iterations else last
         if result is not last:
-            self.write(self.folder.replaced, last, "last")
-        self.write(self.folder.policy, result, "last" if result is last else "earlier")
+            self.write_policy(self.folder.replaced, last, "last")
+        self.write_policy(self.folder.policy, result, "last" if result is last else "earlier")
 
     def choose_result(self, last: Candidate) -> Candidate:
         """Return the candidate where it is clearly better than the last policy in new episodes; else the last.
@@ -194,7 +195,7 @@ class Segments:
             return last
         # Compare both in more episodes, which differ from those in which the candidate was selected.
         both = (candidate.policy, last.policy)
-        ours, theirs = (self.run_episodes(policy, COMPARISON_FACTOR, Stream.COMPARISON) for policy in both)
+        ours, theirs = (self.play(policy, COMPARISON_FACTOR, Stream.COMPARISON) for policy in both)
         gains = np.stack([ours[name] - theirs[name] for name in ("evaluation_objective", "evaluation_length")])
         sums = torch.from_numpy(np.stack([np.ones_like(gains), gains, np.square(gains)]).sum(-1))
         (count, _), totals, squares = self.team.sum(sums).tolist()
@@ -211,7 +212,7 @@ class Segments:
         # The evaluation by which it was selected was the highest of several, and so is too good.
         return candidate._replace(evaluation=self.means(ours))
 
-    def write(self, path: Path, candidate: Candidate, which: str) -> None:
+    def write_policy(self, path: Path, candidate: Candidate, which: str) -> None:
         worker = self.worker
         if self.team.index == 0:
             self.folder.check_exists()
@@ -227,7 +228,7 @@ class Segments:
     def evaluate(self) -> dict[str, float]:
         """Return the means of a few sampled episodes over all ranks; their seeds are the same in all segments."""
         policy, _ = at_dial_middle(self.worker.learner.policy, self.worker.objective)
-        return self.means(self.run_episodes(policy, 1, Stream.EVALUATION))
+        return self.means(self.play(policy, 1, Stream.EVALUATION))
 
     def means(self, values: dict[str, np.ndarray]) -> dict[str, float]:
         """Return the means of episodes over all ranks, with the standard error of the objective's."""
@@ -240,7 +241,7 @@ class Segments:
         error = Estimate.of(by_name["evaluation_objective"], squares, count).error if count > 1 else math.nan
         return means | {"evaluation_error": error}
 
-    def run_episodes(self, policy: Policy, factor: int, stream: Stream) -> dict[str, np.ndarray]:
+    def play(self, policy: Policy, factor: int, stream: Stream) -> dict[str, np.ndarray]:
         """Run this rank's share of `factor` times the episodes of a short evaluation; return a number for each."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         episodes = factor * max(1, settings.evaluation_episodes // self.team.count)
@@ -249,7 +250,7 @@ class Segments:
             evaluation = run_episodes(
                 policy, envs, episodes,
                 addon=worker.terms.addon, prior=worker.scoring_prior, deterministic=False, seed=seed + index,
-                familiarity=worker.familiarity if worker.density is not None else None,
+                familiarity=worker.familiarity_of if worker.density is not None else None,
             )  # fmt: skip
         # The reformulated reward is linear in its terms, so their sums over an episode give the episode's objective.
         _, objective = at_dial_middle(worker.learner.policy, worker.objective)
@@ -303,7 +304,7 @@ class Segments:
 
     def measure_prior(self) -> list[str]:
         """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
-        self.seed_modules()
+        self.seed_user_code()
         worker, sentences = self.worker, list[str]()
         if worker.acting_prior is not None and (keep := worker.multipliers.keep):
             rewards, step_reward, error = measure_prior_rewards(worker.acting_prior, worker.request, self.team)

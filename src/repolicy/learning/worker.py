@@ -262,7 +262,7 @@ class Worker:
 
     def reward(self, rollout: Rollout, task: TaskRewards, log_prior: Tensor | None) -> Reward:
         """Return the reformulated reward of a rollout, in float64. Raises where a part of it is not finite."""
-        familiarities = self.familiarity(rollout.next_observations, rollout.ages, rollout.terminated)
+        familiarities = self.familiarity_of(rollout.next_observations, rollout.ages, rollout.terminated)
         prior = None if log_prior is None else log_prior.double()
         log_policy = rollout.log_probs.double()
         parts = reformulated(self.objective, task.total, prior, log_policy, familiarities, **task.weights)
@@ -277,7 +277,7 @@ class Worker:
                 raise NumericError(f"the {name} is not finite ({where})")
         return parts
 
-    def familiarity(self, next_observations: np.ndarray, ages: np.ndarray, terminated: np.ndarray) -> Tensor | None:
+    def familiarity_of(self, next_observations: np.ndarray, ages: np.ndarray, terminated: np.ndarray) -> Tensor | None:
         """Return how familiar the next states are to the prior, or None where the objective does not weigh it."""
         if self.density is None:
             return None

@@ -181,8 +181,8 @@ def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: S
 def _train(
     omegas: Sequence[float],
     folder: SweepFolder,
-    request: dict[str, Any],
-    start: StartJob,
+    shared: dict[str, Any],
+    starter: StartJob,
     at_once: int,
     say: Say,
     progress: Callable[[dict[float, float]], None],
@@ -190,11 +190,11 @@ def _train(
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
     omega_of, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        words = [*folder.point_arguments(request, omega), "--out", str(folder.run(omega).path)]
+        words = [*folder.point_arguments(shared, omega), "--out", str(folder.run(omega).path)]
         program = (*PYTHON, "-m", "repolicy", *words, "--resume", "--no-report")
         omega_of[Job(f"ω′ {omega:g}", program, folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.
-    iterations = Settings(**request["settings"]).iterations
+    iterations = Settings(**shared["settings"]).iterations
     trained = [omega for omega in omegas if _point_progress(folder.run(omega), iterations) == 1.0]
     count, names = len(omegas) - len(trained), " and ".join(f"ω′ {omega:g}" for omega in trained)
     sentences = [f"training {format_count(count, 'point')}, {min(at_once, count)} at a time"] if count else []
@@ -208,7 +208,7 @@ def _train(
     def on_poll() -> None:
         progress({omega: _point_progress(folder.run(omega), iterations) for omega in omegas})
 
-    run_jobs(list(omega_of), start, at_once, on_end=on_end, on_poll=on_poll)
+    run_jobs(list(omega_of), starter, at_once, on_end=on_end, on_poll=on_poll)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
     for omega, error in failed.items():
         say(f"ω′ {omega:g} failed: {error}")
@@ -230,7 +230,7 @@ def _point_progress(run: RunFolder, iterations: int) -> float:
 
 def _evaluate_all(
     folder: SweepFolder,
-    request: dict[str, Any],
+    shared: dict[str, Any],
     prior: Policy,
     omegas: Sequence[float],
     failed: dict[float, str],
@@ -238,11 +238,11 @@ def _evaluate_all(
     say: Say,
 ) -> SweepResult:
     """Evaluate the prior and all points that could be trained."""
-    addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
+    addon, backend = combine_addons(shared["addons"]), shared["settings"]["backend"]
 
     def evaluated(name: str, policy: Policy) -> tuple[Evaluation, Evaluation]:
         say(f"evaluating {name}: {format_count(episodes, 'episode')} with the mean action, {episodes} sampled")
-        return evaluate_point(policy, prior, request["env"], addon, episodes, backend)
+        return evaluate_point(policy, prior, shared["env"], addon, episodes, backend)
 
     of_prior, points = evaluated("the prior", prior), list[Point]()
     for omega in omegas:
@@ -250,4 +250,4 @@ def _evaluate_all(
             run = folder.run(omega)
             mean, sampled = evaluated(f"ω′ {omega:g}", read_policy(run.policy).policy)
             points.append(Point(omega, run.policy, mean, sampled))
-    return SweepResult(request, folder.path, Point(math.inf, folder.prior, *of_prior), points, failed)
+    return SweepResult(shared, folder.path, Point(math.inf, folder.prior, *of_prior), points, failed)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon, Wish, check_env, combine_addons
-from repolicy.addons.addon_names import requests_of
+from repolicy.addons.addon_names import wishes_of
 from repolicy.envs import (
     Collector,
     EnvLike,
@@ -101,7 +101,7 @@ def plan(
     if is_discrete:
         _check_tree(start.name, policy, bool(value), learned)
     place = start.env(trust) if env is None else env_name(env)
-    wishes = requests_of(addon)
+    wishes = wishes_of(addon)
     wish = _wish_in(place, wishes)
     search = search or Search()
     place = match_observation(place, policy)

@@ -90,7 +90,7 @@ class RequestOptions:
     ) -> Self:
         """Return the options of a call: functions become names, and single values become tuples."""
         limits = (limits,) if isinstance(limits, str) else tuple(limits)
-        return cls("" if env is None else env_name(env), addon_names.requests_of(addon), limits, objective, sparse)
+        return cls("" if env is None else env_name(env), addon_names.wishes_of(addon), limits, objective, sparse)
 
     def filled_from(self, before: Request | None) -> "RequestOptions":
         """Return a copy whose empty fields have the values of the earlier request."""

@@ -112,19 +112,19 @@ class WeightFinder(ABC):
         self.steps_taken += worths.steps
         weights = weights_from_worths(worths, state_size)
         in_wish = weights is not None and max(worths.known, key=lambda worth: worth.value) is worths.addon
-        return weights, worths.upper_bound, self.wish if in_wish else "the environment's reward"
+        return weights, worths.max_worth, self.wish if in_wish else "the environment's reward"
 
-    def alpha(self, omega: Any, min_alpha: float) -> tuple[Weight, str]:
+    def alpha(self, omega: Any, max_worth: float) -> tuple[Weight, str]:
         """Return alpha and the reason for it: the prior's own (no reason), else by omega, else by the wish's reward.
 
         A KL budget moves both weights together from here, so there alpha is not less than what a nat's worth tells:
-        a part of it where it is known, else `min_alpha`, the most that it can be.
+        a part of it where it is known, else `max_worth`, the most that it can be.
         """
         known = alpha_from_card(self.card)
         if known is not None:
             worth = worth_from_card(self.card)
             moves_both = omega == "auto" and self.settings.log_prior_budget is None and self.nats_have_worth
-            least, why = min_alpha, MOST_OF_A_NAT
+            least, why = max_worth, MOST_OF_A_NAT
             if worth is not None and worth.is_known:
                 least = FIRST_OF_BUDGET * worth.value
                 why = "at which a nat costs what it is worth once the budget is spent"
@@ -132,7 +132,7 @@ class WeightFinder(ABC):
                 return two_digits(least), why
             return known, ""
         if omega in ("auto", "alpha", 0):
-            return self.alpha_from_addon(min_alpha, drift_costs=omega != 0)
+            return self.alpha_from_addon(max_worth, drift_costs=omega != 0)
         return self.alpha_from_omega(omega)
 
     def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
@@ -140,15 +140,15 @@ class WeightFinder(ABC):
         third = two_digits(ALPHA_PER_OMEGA * low)
         return third, f"a third of omega {low:g}, since the prior's file does not tell its own"
 
-    def alpha_from_addon(self, min_alpha: float, *, drift_costs: bool) -> tuple[Weight, str]:
-        """Return an alpha scaled from the add-on's reward, but at least `min_alpha`, the most a nat can be worth.
+    def alpha_from_addon(self, max_worth: float, *, drift_costs: bool) -> tuple[Weight, str]:
+        """Return an alpha scaled from the add-on's reward, but at least `max_worth`, the most a nat can be worth.
 
         An alpha that is too large only slows the policy down; one that is too small lets it lose its behavior for good.
         """
         rewards, action_size = self.addon_rewards(), self.prior.actions.width
         alpha, why = _alpha_for_rewards(rewards, action_size, "add-on's reward under the prior")
-        if alpha < min_alpha:
-            return two_digits(min_alpha), MOST_OF_A_NAT
+        if alpha < max_worth:
+            return two_digits(max_worth), MOST_OF_A_NAT
         return alpha, why
 
 
@@ -208,11 +208,11 @@ class NoiseWeightFinder(EnvWeightFinder):
     def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
         return "omega", "since N(0, I) is what entropy is measured from, too"
 
-    def alpha_from_addon(self, min_alpha: float, *, drift_costs: bool) -> tuple[Weight, str]:
+    def alpha_from_addon(self, max_worth: float, *, drift_costs: bool) -> tuple[Weight, str]:
         """Return the alpha at which an episode's budget of nats pays for the spread of the add-on's return."""
         spread = self.return_std()
         if not (drift_costs and spread > 0.0):  # where drift is free, so much for entropy outweighs the wish
-            return super().alpha_from_addon(min_alpha, drift_costs=drift_costs)
+            return super().alpha_from_addon(max_worth, drift_costs=drift_costs)
         alpha = two_digits(spread / math.sqrt(2.0 * NOISE_BUDGET))
         return alpha, f"at which {NOISE_BUDGET:g} nats buy what the wish varies by in a trial episode ({spread:.3g})"
 

@@ -111,7 +111,7 @@ class Worths:
         return not self.known and any(worth.value > -worth.error for worth in self.measured)
 
     @property
-    def upper_bound(self) -> float:
+    def max_worth(self) -> float:
         """The largest value that is within two standard errors of a measured worth."""
         return max((worth.value + 2 * worth.error for worth in self.measured), default=0.0)
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.addons import combine_addons
-from repolicy.addons.addon_names import requests_of
+from repolicy.addons.addon_names import wishes_of
 from repolicy.envs import (
     ENV_CALL,
     AddonState,
@@ -159,7 +159,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
-        self.addon = combine_addons(requests_of(addons))
+        self.addon = combine_addons(wishes_of(addons))
         self.wish_weight = self.addon.largest_weight  # read by hosts, which measure an add-on at weight 1
 
     def reset(self, **options: Any) -> Any:
