@@ -278,6 +278,7 @@ def within(low: float, high: float) -> ActionSpace:
         ({"actions": CHOICES}, "a gaussian policy cannot act with discrete actions .choices of 2, 3."),
         ({"family": "squashed", "actions": within(-1.0, math.inf)}, "squashed policy needs bounded actions"),
         ({"family": "squashed", "actions": ActionSpace("continuous", (1,))}, "squashed policy needs bounded actions"),
+        ({"family": "squashed", "clips": True}, "a squashed policy's actions are within their bounds"),
         ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "the bounds of 1 number are .. and .."),
         ({"clips": True, "actions": within(2.0, -2.0)}, "a lower and a higher one"),
         ({"family": "squashed", "actions": within(2.0, -2.0)}, "a lower and a higher one"),

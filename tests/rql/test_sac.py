@@ -300,10 +300,12 @@ def test_the_prior_and_its_normalizer_do_not_move() -> None:
 
 
 def test_bounds_of_an_observation_are_seen_as_one_and_what_has_none_as_it_is() -> None:
-    low, high = np.array([-4.0, 2.0, -np.inf], np.float32), np.array([4.0, 3.0, 5.0], np.float32)
+    largest = np.finfo(np.float32).max  # is no bound, though it is finite
+    low, high = np.float32([-4.0, 2.0, -np.inf, -largest]), np.float32([4.0, 3.0, 5.0, largest])
     normalizer = normalizer_for(gymnasium.spaces.Box(low, high), None)
-    seen = torch.tensor([[4.0, 2.0, 5.0], [-4.0, 3.0, -70.0], [2.0, 2.5, 0.0]])
-    torch.testing.assert_close(normalizer(seen), torch.tensor([[1.0, -1.0, 5.0], [-1.0, 1.0, -70.0], [0.5, 0.0, 0.0]]))
+    seen = torch.tensor([[4.0, 2.0, 5.0, 3.0], [-4.0, 3.0, -70.0, -2.0], [2.0, 2.5, 0.0, 0.0]])
+    expected = torch.tensor([[1.0, -1.0, 5.0, 3.0], [-1.0, 1.0, -70.0, -2.0], [0.5, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(normalizer(seen), expected)
 
 
 def test_exploration_noise_has_the_std_that_was_asked_for_and_keeps_its_direction() -> None:

@@ -133,6 +133,8 @@ class PolicySpec:
         low, high, squashes = self.actions.low, self.actions.high, FAMILIES[self.family].squashes
         if squashes and not (low and high and np.all(np.isfinite(low + high))):
             raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
+        if squashes and self.clips:
+            raise UsageError("a squashed policy's actions are within their bounds: it cannot clip them, too")
         if not (squashes or self.clips):
             return
         if not len(low) == len(high) == self.actions.width or not np.all(np.less_equal(low, high)):

@@ -39,6 +39,9 @@ except ImportError:
     raise UsageError("this needs Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'") from None
 
 
+MAX_RANGE = 1e6  # of an observation: bounds that are farther apart, such as float32's largest numbers, are none
+
+
 def replay_options(settings: Settings) -> dict[str, Any]:
     """Return the constructor's arguments that DQN and SAC of Stable-Baselines3 share, from the settings."""
     return {
@@ -210,7 +213,7 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
     if isinstance(prior, Policy):
         return prior.normalizer
     low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
-    bounded = torch.isfinite(low) & torch.isfinite(high)
+    bounded = high - low < MAX_RANGE
     normalizer = Normalizer(len(low), None)
     mean = torch.where(bounded, (low + high) / 2, 0.0)
     var = torch.where(bounded, ((high - low) / 2).square(), 1.0)
