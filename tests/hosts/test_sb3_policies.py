@@ -27,6 +27,7 @@ from repolicy.hosts.sb3_policies import actor_layers
 from repolicy.hosts.sb3_vec_envs import default_settings, flat_observations, raw_observations
 from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors.opening import load_policy
+from repolicy.rql.wrapping import PlainObservations
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -134,6 +135,33 @@ def test_a_model_with_a_memory_or_masks_is_no_prior(kind: str, policy: str) -> N
     found = getattr(pytest.importorskip("sb3_contrib"), kind)(policy, env, n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(UsageError, match="it has no log_prob"):
         residual(env=env, prior=found)
+
+
+def test_images_that_the_host_would_divide_are_refused_and_plain_ones_are_seen_as_they_are() -> None:
+    prior = small_policy(observations=36 * 36)
+    with pytest.raises(UsageError, match="observations are images, .*: wrap the environment in repolicy.rql.wrapping"):
+        residual(env=DummyVecEnv([lambda: Drift("images")] * 4), prior=prior)
+    with pytest.raises(UsageError, match="observations are images"):
+        to_repolicy(model(PPO, DummyVecEnv([lambda: Drift("images")])))
+    ours = residual(env=DummyVecEnv([lambda: PlainObservations(Drift("images"))] * 4), prior=prior)
+    rollout(ours)
+    assert kl_of(ours) == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sees", "acts", "policy", "expected"),
+    [("images", "numbers", "CnnPolicy", torch.float32), ("numbers", "switches", "MlpPolicy", torch.int64)],
+)
+def test_an_object_gets_numbers_of_the_types_that_the_engine_s_have(
+    sees: str, acts: str, policy: str, expected: torch.dtype
+) -> None:
+    class Own:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            assert observations.dtype == torch.float32
+            assert actions.dtype == expected
+            return -observations.mean(-1)
+
+    rollout(residual(env=DummyVecEnv([lambda: Drift(sees, acts)] * 4), policy=policy, prior=Own()))
 
 
 def told_apart(prior: Any, ours: Any) -> float:

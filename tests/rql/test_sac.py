@@ -373,6 +373,12 @@ def test_an_environment_may_change_its_arrays_in_place() -> None:
     assert model.replay_buffer.next_observations[:8].ravel().tolist() == [0.25, 0.5, 0.75, 1.0] * 2
 
 
+def test_switches_are_whole_numbers_that_do_not_overflow() -> None:
+    env = WithAddon(Bounded(), lambda observations, actions, next_observations, info: (100 * actions * 2)[:, 0])
+    env.reset()
+    assert env.step(np.ones(1, np.int8))[-1]["addon_reward"] == 200.0
+
+
 def test_an_add_on_beside_a_dict_is_one_sentence() -> None:
     env = Bounded()
     env.observation_space = gymnasium.spaces.Dict({"seen": env.observation_space})

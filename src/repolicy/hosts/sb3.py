@@ -321,9 +321,10 @@ class ResidualPPO(PPO):
         def states() -> Tensor:
             return flat_observations(self.env, np.concatenate([buffer.observations, self._last_obs[None]]))  # type: ignore[index]
 
+        actions = self.to_tensor(buffer.actions)
         rollout = HostRollout(
             self.prior_observations(buffer.observations),
-            self.to_tensor(buffer.actions),
+            actions if actions.is_floating_point() else actions.long(),  # Gymnasium's switches are int8
             torch.from_numpy(buffer.log_probs),
             torch.from_numpy(self._task_rewards),
             torch.from_numpy(ended),
@@ -346,7 +347,7 @@ class ResidualPPO(PPO):
         if not isinstance(self.prior, ModelPrior):
             observations = raw_observations(self.env, observations)
         found = priors.map_observations(observations, self.to_tensor)
-        return found.flatten(2) if isinstance(self.prior, FlatPrior) and not isinstance(found, dict) else found
+        return found.flatten(2).float() if isinstance(self.prior, FlatPrior) and not isinstance(found, dict) else found
 
     def to_tensor(self, array: np.ndarray) -> Tensor:
         """Return an array on the model's device: floats in single precision, images in their own type."""

@@ -24,6 +24,7 @@ from repolicy.policies import (
 try:
     from stable_baselines3 import PPO
     from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.preprocessing import is_image_space
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 except ImportError:
     raise UsageError("this needs Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'") from None
@@ -165,6 +166,9 @@ def _spec_of(model: PPO) -> PolicySpec:
         what = "switches" if has_switches else "gSDE"
         remedy = "its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves"
         raise UsageError(f"the model has {what}: {remedy}")
+    if is_image_space(model.observation_space):
+        what = "observations are images, which Stable-Baselines3 turns and divides by 255"
+        raise UsageError(f"{what}: wrap the environment in repolicy.rql.wrapping.PlainObservations")
     extractor = policy.features_extractor
     activation = [name for name, module in ACTIVATION_MODULES.items() if policy.activation_fn is module]
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):

@@ -174,8 +174,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         last_row, past = self._last_row, AddonState(np.array([[self._is_first_step]]), self._pasts)
         self._is_first_step = False
         actions = np.array(action).reshape(1, -1)  # a copy, because an environment may reuse the array
-        if actions.dtype.kind == "f":
-            actions = actions.astype(np.float32)
+        actions = actions.astype(np.float32 if actions.dtype.kind == "f" else np.int64)
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._last_row = flatten_observations(observation, 1)
         transitions = Transitions(last_row, actions, self._last_row, merge_infos([info]), past)
