@@ -323,6 +323,12 @@ class Silent(Walk):
 
 
 SEES_ONE = OtherSpaces(observation_space=Bounded.observation_space)
+
+
+def from_five() -> Any:
+    return OtherSpaces(action_space=spaces.Discrete(2, start=5))
+
+
 SEES_A_DICT = OtherSpaces(observation_space=spaces.Dict({"a": Walk.observation_space}))
 ACTS_WITHOUT_BOUNDS = OtherSpaces(action_space=spaces.Box(-np.inf, np.inf, (1,)))
 RESIDUAL = residual(0.5, 0.5)
@@ -358,6 +364,7 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
         ("needs a prior: use customize", lambda: train(WALK, RESIDUAL, out)),
         ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
         ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),
+        ("they must be Discrete from 0", lambda: customize(saved, residual(), out, env=f"{__file__}:from_five")),
         ("does not say which environment it is for; give env=", lambda: customize(wild_prior(), RESIDUAL, out)),
         ("name your own with --addon (in Python, addon=...)",
          lambda: customize(saved, RESIDUAL, out, replace(QUICK, hidden=(8, 8)), env=f"{__file__}:Silent")),

@@ -6,6 +6,7 @@ such term. Then Q + ω·log prior − α·log policy is one number, the soft val
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -343,9 +344,10 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
 
 
-@pytest.mark.parametrize("actions", ["double", "matrix"])
-def test_add_ons_see_the_actions_that_the_environment_got(actions: str) -> None:
-    ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, SETTINGS).learn(20)
+@pytest.mark.parametrize(("actions", "noise"), [("double", 0.0), ("matrix", 0.0), ("matrix", 0.3)])
+def test_add_ons_see_the_actions_that_the_environment_got(actions: str, noise: float) -> None:
+    settings = replace(SETTINGS, noise=noise)
+    ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, settings).learn(20)
 
 
 def test_an_environment_may_change_its_arrays_in_place() -> None:

@@ -249,7 +249,7 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
             "MlpPolicy",
             training_env(env, objective, settings.gamma, density),
             **replay_options(settings),
-            action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
+            action_noise=_noise(settings.noise, env.action_space.shape) if settings.noise else None,
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
@@ -345,10 +345,10 @@ class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
         return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
 
 
-def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
+def _noise(std: float, shape: Any) -> OrnsteinUhlenbeckActionNoise:
     """Return Ornstein-Uhlenbeck noise with this stationary std, correlated over about 1 / NOISE_DECAY steps."""
     sigma = std * math.sqrt(NOISE_DECAY * (2 - NOISE_DECAY))
-    return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=NOISE_DECAY, dt=1.0)
+    return OrnsteinUhlenbeckActionNoise(np.zeros(shape), np.full(shape, sigma), theta=NOISE_DECAY, dt=1.0)
 
 
 class Actor(nn.Module):

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -178,6 +178,7 @@ def customize(
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
 
+    _check_spaces(env)
     decision = _decide_weights(objective, saved, start.name, env, asked.addons, settings, callbacks)
     notes = [*start.notes, *decision.notes]
     request = _request(env, decision.objective, settings, asked.addons, saved.content)
@@ -189,6 +190,14 @@ def customize(
     if task_of(env) is None and not is_discrete and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     return _run(request, out, saved, resume, callbacks, env_timeout, notes)
+
+
+def _check_spaces(env: str) -> None:
+    """Raise if the algorithms cannot handle an environment, before anything is measured in it."""
+    from repolicy.rql.wrapping import spaces_of
+
+    with closing(_make_env(TASKS[env].env if env in TASKS else env, ())) as trial:
+        spaces_of(trial)
 
 
 def _decide_weights(
@@ -305,7 +314,7 @@ def _make_algorithm(request: Request, prior: Policy | None) -> Any:
     from repolicy.rql.algorithms import ResidualDQN, ResidualSAC
     from repolicy.rql.wrapping import TaskReward, spaces_of
 
-    env = _make_env(request)
+    env = _make_env(request.env, request.addons)
     spaces_of(env)
     env.action_space.seed(request.settings.seed)
     trial = TaskReward(env, request.objective)  # one step, so that an add-on fails before the folder is created
@@ -325,15 +334,14 @@ def _make_algorithm(request: Request, prior: Policy | None) -> Any:
     return ResidualSAC(env, request.objective, prior, request.settings, density=density)
 
 
-def _make_env(request: Request) -> gymnasium.Env[Any, Any]:
-    """Make the environment of a task, of `module:callable` or of a Gymnasium id, with the request's add-ons."""
+def _make_env(name: str, addons: tuple[str, ...]) -> gymnasium.Env[Any, Any]:
+    """Make the environment of a task, of `module:callable` or of a Gymnasium id, with add-ons."""
     from repolicy.rql.wrapping import WithAddon
 
-    name = request.env
     if not parse_env_name(name).is_in_gymnasium:
         raise UsageError(f"there is no task or environment {name!r}{suggest(name, {*TASKS, *gymnasium.registry})}")
     env = make_one_env(name)
-    return WithAddon(env, *request.addons) if request.addons else env
+    return WithAddon(env, *addons) if addons else env
 
 
 def _reseed(model: Any, request: Request, segment: int) -> None:
@@ -341,7 +349,7 @@ def _reseed(model: Any, request: Request, segment: int) -> None:
     model.env.close()
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
-    model.set_env(_make_env(request))
+    model.set_env(_make_env(request.env, request.addons))
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, engine.Stream.TRAINING_ENVS))
 
 
