@@ -67,9 +67,10 @@ def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, flo
     return told, paid
 
 
-def test_multipliers_move_as_the_engines_do() -> None:
+@pytest.mark.parametrize("zero", [0.0, 100.0], ids=["near 0", "far from it"])
+def test_multipliers_move_as_the_engines_do(zero: float) -> None:
     """The engine measures in environments of its own; here both measure the same steps."""
-    rollouts = [torch.randn(2, STEPS, ENVS).abs() * (3.0 - 0.1 * i) for i in range(25)]
+    rollouts = [zero + torch.randn(2, STEPS, ENVS).abs() * (3.0 - 0.1 * i) for i in range(25)]
     settings = Settings(envs=ENVS, n_steps=STEPS, steps=100 * STEPS * ENVS)
     engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)))
     method = with_critic(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())

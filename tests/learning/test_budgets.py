@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.addons.limits import parse_limits
-from repolicy.learning.multipliers import (
-    HeldLimit,
-    Multipliers,
-    budget_violation,
-    constraint_warnings,
-    moved_weight,
-    steered_objective,
-)
+from repolicy.addons.limits import Limit, parse_limits
+from repolicy.learning.constraint_sentences import constraint_warnings
+from repolicy.learning.multipliers import HeldLimit, Multipliers, budget_violation, moved_weight, steered_objective
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
@@ -99,6 +93,24 @@ def test_a_weight_moves_by_the_same_share_however_small_it_is() -> None:
     assert fallen.omega == fallen.alpha > 0.0
     risen = steered_objective(fallen, 0.0, 2.0)
     assert risen.omega == risen.alpha > fallen.omega
+
+
+@pytest.mark.parametrize("zero", [0.0, 1e3, -1e6])
+def test_a_limit_is_held_alike_wherever_the_zero_of_its_quantity_lies(zero: float) -> None:
+    """Near 0 the weight begins at what the root mean square is worth; far from it at ten stds, and a unit is one."""
+    held = HeldLimit(Limit("position", 1, 0.5 + zero))
+    held.begin(math.hypot(0.3, zero), 0.6, zero)  # its mean is zero and its std 0.3
+    assert held.weight == pytest.approx(0.2 if zero else 2.0, rel=1e-3)
+    assert held.unit == pytest.approx(0.3 if zero else 0.05, rel=1e-3)
+    for _ in range(5):
+        held.move(Estimate(0.8 + zero, 0.0))  # broken by one std
+    assert held.weight > 1.1 * held.initial_weight
+
+
+def test_what_stays_the_same_but_for_rounding_has_its_own_size() -> None:
+    held = HeldLimit(Limit("temperature", 1, 310.0))
+    held.begin(300.0, 0.6, 300.0 * (1.0 - 1e-15))
+    assert (held.weight, held.unit) == (pytest.approx(0.002), pytest.approx(31.0))
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,14 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from repolicy.addons.limits import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
+from repolicy.learning.constraint_sentences import constraint_warnings, kept_sentence
 from repolicy.learning.multipliers import (
     HeldLimit,
     Limits,
     Multipliers,
     block_means,
-    constraint_warnings,
     expected_rewards,
     initial_worth,
-    kept_sentence,
     limit_violation,
     measure_prior_rewards,
 )
@@ -132,7 +131,7 @@ def test_a_share_that_every_episode_keeps_has_no_error_however_much_their_return
 ) -> None:
     before, asked = np.linspace(500.0, 1500.0, 32), (None, None, SimpleNamespace(settings=Settings(keep=0.5)))
     evaluations = iter(SimpleNamespace(basic=each, action="mean") for each in (before, 0.5 * before))
-    monkeypatch.setattr("repolicy.learning.multipliers.deployed_episodes", lambda *_: next(evaluations))
+    monkeypatch.setattr("repolicy.learning.constraint_sentences.deployed_episodes", lambda *_: next(evaluations))
     assert "it keeps 50.0% ± 0.0% of the old return" in kept_sentence(*asked)  # type: ignore[arg-type]
 
 

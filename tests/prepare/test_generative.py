@@ -21,7 +21,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.evaluation import evaluate
-from repolicy.learning.multipliers import kept_sentence
+from repolicy.learning.constraint_sentences import kept_sentence
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare
 from repolicy.objective import greedy, residual

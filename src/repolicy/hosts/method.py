@@ -237,6 +237,7 @@ class Method:
         """
         steering, count = self.steering, steps / self.rollout_rewards.steps_per_mean
         measured = {name: Estimate.of(total, square, count) for name, (total, square, _) in limits.items()}
+        means = {name: found.mean for name, found in measured.items()}
         if kept := measured.get(steering.kept_limit):
             # The limit is on the mean action, and these steps were sampled: add what their noise costs. That grows
             # with the variance of the noise, which follows from the entropies.
@@ -250,8 +251,9 @@ class Method:
             )
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
         worth = initial_worth(steering.objective, task)
-        metrics = steering.priced_limits.metrics(measured, sizes, worth)
-        return metrics | steering.kept_share.metrics(measured, dict.fromkeys(sizes, 1.0), worth)
+        metrics = steering.priced_limits.metrics(measured, sizes, worth, means)
+        ones, zeros = dict.fromkeys(sizes, 1.0), dict.fromkeys(sizes, 0.0)
+        return metrics | steering.kept_share.metrics(measured, ones, worth, zeros)
 
     @contextmanager
     def policy_update(

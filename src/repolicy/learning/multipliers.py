@@ -24,13 +24,12 @@ from torch import Tensor
 from repolicy.addons import Limit, parse_limits
 from repolicy.differences import Column
 from repolicy.envs import Rollout, make_envs, probe_env
-from repolicy.evaluation import ACTIONS, Evaluation, episode_cap, run_episodes
+from repolicy.evaluation import Evaluation, episode_cap, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
 from repolicy.priors import MeanPrior
 from repolicy.runs import Budget, Estimate, Ranks, Request, Stream, derived_seed
-from repolicy.text import with_minus
 
 MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
@@ -38,12 +37,11 @@ DAMPING = 1.0  # proportional gain; without it the weight answers too late, and 
 MAX_NOISE = 0.25  # std that a violation may have; noisier measurements are averaged over iterations
 MIN_SMOOTHING = 0.05  # weight of the newest measurement in an average, at least
 MIN_WEIGHT = 1e-12  # of the prior's terms, so that they can rise again
-OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows at the end of a run
 
 LIMIT_UNIT = 0.1  # share of its bound by which a limit is broken at a violation of 1
+MIN_SPREAD = 1e-7  # std of a quantity as a share of its size; a smaller one is rounding
 SHARE_OF_TASK = 0.1  # of the task's reward in a step that a limit's weight begins at, where no omega tells
 MAX_WEIGHT_CHANGE = 1e3  # a limit's weight stays within this factor of its initial value
-LAST_ITERATIONS = 20  # number of iterations by which a limit is judged at the end
 MIN_MEANS = 8  # number of means from which the noise of a measurement is estimated
 MIN_LOST_SHARE = 0.01  # of the old return; the finest unit in which a kept share is steered
 
@@ -137,14 +135,19 @@ class HeldLimit:
     violation: float | None = None
     noise: float | None = None
 
-    def begin(self, size: float, worth: float) -> None:
+    def begin(self, size: float, worth: float, mean: float = 0.0) -> None:
         """Set the initial weight, at which the quantity's typical `size` in a step is worth this much reward.
 
-        Where it was 0 in all steps, such as a collision that never happened, the bound is taken for its size.
+        Where it was 0 in all steps, such as a collision that never happened, the bound is taken for its size. Where it
+        varies by little beside its `mean`, such as a height over sea level, its std tells its size.
         """
+        std = math.sqrt(max(size**2 - mean**2, 0.0))
         size = size or abs(self.limit.bound) or 1.0
+        unit = LIMIT_UNIT * (abs(self.limit.bound) or size)
+        if MIN_SPREAD * size < std < LIMIT_UNIT * size:
+            size, unit = std / LIMIT_UNIT, min(unit, std)
         self.initial_weight = self.weight = worth / max(size, MIN_WEIGHT)
-        self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size)
+        self.unit = self.unit or unit
 
     def move(self, measured: Estimate) -> None:
         """Move the weight by the mean of the quantity that was measured."""
@@ -186,13 +189,18 @@ class Limits(dict[str, HeldLimit]):
         """Return what all limits take from the reward, from each one's quantity (any shape); at a bound it is 0."""
         return sum(held.weight * held.limit.excess(one) for held, one in zip(self.values(), values, strict=True))
 
-    def metrics(self, measured: dict[str, Estimate], sizes: dict[str, float], worth: float) -> dict[str, float]:
-        """Store what was measured and return its log columns; the first call also begins every limit."""
+    def metrics(
+        self, measured: dict[str, Estimate], sizes: dict[str, float], worth: float, means: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Store what was measured and return its log columns; the first call also begins every limit.
+
+        sizes, means: of each quantity in the training steps, for `HeldLimit.begin`.
+        """
         self.measured = measured
         metrics = dict[str, float]()
         for name, held in self.items():
             if not held.initial_weight:
-                held.begin(sizes[name], worth)
+                held.begin(sizes[name], worth, means[name])
             metrics |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": held.weight}
         return metrics
 
@@ -242,8 +250,8 @@ class Multipliers:
         """Return this rank's share of the sums that `metrics` takes; empty where nothing is measured.
 
         Of each limit's quantity and, where a share is kept, of the reward beyond that share of the prior's: the sum of
-        its means and of their squares; for a limit also the sum of squares over the training rollout, which tells its
-        typical size.
+        its means and of their squares; for a limit also its sum and the sum of its squares over the training rollout,
+        which tell its typical size.
         """
         if deployed_rollout is None:
             return {}
@@ -252,7 +260,8 @@ class Multipliers:
         values = dict[str, Tensor]()
         for name, held in self.limits.items():
             values[name] = torch.from_numpy(held.limit.values(deployed_rollout))
-            sums[f"size {name}"] = float(np.square(held.limit.values(rollout)).sum())
+            trained = held.limit.values(rollout)
+            sums |= {f"total {name}": float(trained.sum()), f"size {name}": float(np.square(trained).sum())}
         if self.keep and self.prior_rewards is not None:
             ages = torch.from_numpy(deployed_rollout.ages) - 1
             prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(deployed_rollout.terminated))
@@ -277,9 +286,11 @@ class Multipliers:
             metrics["kept"] = self.keep + self.may_lose * self.surplus.mean / self.kept.unit
         if not self.limits:
             return metrics
-        sizes = {name: math.sqrt(sums[f"size {name}"] / self.settings.iteration_steps) for name in self.limits}
-        worth = initial_worth(objective, sums["reward_task"] / self.settings.iteration_steps)
-        return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, worth)
+        steps = self.settings.iteration_steps
+        sizes = {name: math.sqrt(sums[f"size {name}"] / steps) for name in self.limits}
+        means = {name: sums[f"total {name}"] / steps for name in self.limits}
+        worth = initial_worth(objective, sums["reward_task"] / steps)
+        return metrics | self.limits.metrics({name: measured(name) for name in self.limits}, sizes, worth, means)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every limit's weight, and return the objective with the weights that a budget or a kept share moves."""
@@ -357,42 +368,3 @@ def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ran
     last = int(means.nonzero().max()) if means.any() else 0
     rewards_by_age = means[: last + 1]
     return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length, error
-
-
-MORE_STEPS = "the weights follow slowly, and more --steps give them time"
-
-
-def kept_sentence(prior: MeanPrior | Policy, policy: Policy, request: Request, what: str = "the old return") -> str:
-    """Return a sentence on the share of the prior's return, named `what`, that a finished run's policy keeps."""
-    evaluations = [deployed_episodes(each, request) for each in (prior, policy)]
-    before, after = (each.basic for each in evaluations)
-    size = abs(float(before.mean())) or 1.0
-    rest = after - after.mean() / (before.mean() or 1.0) * before  # of the same starts; beyond the ratio of both means
-    kept = Estimate(1.0 + float(after.mean() - before.mean()) / size, Column("", rest).error / size)
-    wanted = float(request.settings.keep or 0.0)
-    sentence = (
-        f"it keeps {with_minus(f'{kept.mean:.1%} ± {kept.error:.1%}')} of {what} {ACTIONS[evaluations[0].action]}"
-    )
-    sentence += f", and was to keep {100.0 * wanted:.6g}%"
-    return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
-
-
-def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
-    """Return a sentence for a budget and for each limit that is broken at the end of a run."""
-    budget, violation, sentences = multipliers.settings.budget, multipliers.budget_violation, []
-    if budget is not None and violation > math.log(OVERSPENT_RATIO):
-        sentences.append(f"the run ends beyond its budget: {budget.compare(logged[budget.metric][-1])}; {MORE_STEPS}")
-    for name, held in multipliers.limits.items():
-        values = np.array(logged[f"limit_{name}"])
-        count = min(LAST_ITERATIONS, len(values))
-        broken_by = held.limit.excess(values[-count:])
-        error = broken_by.std() / math.sqrt(count)
-        # Broken by more than a little, and by more than two standard errors.
-        if broken_by.mean() > held.unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
-            best = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
-            sentences.append(
-                f"limit {name} is broken: the last {count} iterations have "
-                + with_minus(f"{values[-count:].mean():.3g}, the best {count} {best:.3g}")
-                + "; more --steps may do, or a wish that weighs less"
-            )
-    return sentences

@@ -13,7 +13,7 @@ import torch
 
 from repolicy.envs import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.multipliers import constraint_warnings, kept_sentence
+from repolicy.learning.constraint_sentences import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import dial_warnings
 from repolicy.learning.worker import Worker
