@@ -59,6 +59,11 @@ def test_a_file_can_have_a_limit(tmp_path: Path) -> None:
     assert str(limit) == "spare>=-10"
 
 
+@pytest.mark.parametrize("text", ["ticks<=1000000.7", "pressure>=101325.25", "ticks<=1e+06", "power<=0.3", "x>=-5"])
+def test_a_limit_is_read_back_with_the_bound_it_was_written_with(text: str) -> None:
+    assert str(Limit.of(text)) == text
+
+
 def test_networks_are_their_mean(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     parts = [torch.randn(size, generator=random) for size in ((8,), (8,), (3, 8, 4), (3, 4), (3, 4))]

@@ -70,7 +70,7 @@ def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> 
         prior, WISH, residual(omega * ALPHA, alpha), tmp_path / "run", replace(SETTINGS, steps=250_000),
         env=tiny("LinearQuadratic"), callbacks=[log], limits=(f"{EFFORT}<={bound}", "distance<=9"),
     )  # fmt: skip
-    name = f"effort<={bound:g}"
+    name = f"effort<={bound}"
     met, weights = (np.array([each[what + name] for each in log.metrics[-120:]]) for what in ("limit_", "multiplier_"))
     assert met.mean() == pytest.approx(bound, rel=0.03)
     assert np.exp(np.log(weights).mean()) == pytest.approx(multiplier, rel=0.1)

@@ -41,7 +41,9 @@ class Limit:
         return cls(form[1], 1 if form[2] == "<=" else -1, bound)
 
     def __str__(self) -> str:
-        return f"{title_of(self.name)}{'<=' if self.sign > 0 else '>='}{self.bound:g}"
+        short = f"{self.bound:g}"
+        bound = short if float(short) == self.bound else repr(self.bound)  # who reads this back needs the same bound
+        return f"{title_of(self.name)}{'<=' if self.sign > 0 else '>='}{bound}"
 
     @cached_property
     def quantity(self) -> Addon:
