@@ -74,6 +74,17 @@ def test_what_has_changed_is_refused(asked: Request, tmp_path: Path, file: str, 
         resumed(asked, tmp_path / "run")
 
 
+def test_a_change_is_seen_wherever_the_zero_of_a_quantity_lies(asked: Request, tmp_path: Path) -> None:
+    """Far from it, a change counts beside the quantity's span; less than a millionth of its size may be rounding."""
+    (tmp_path / "r.py").write_text(ADDON.replace("return", "return 1e4 +"))
+    resumed(asked, tmp_path / "run")
+    (tmp_path / "r.py").write_text(ADDON.replace("return 1.0", "return 1e4 + 1.0001"))
+    assert resumed(asked, tmp_path / "run") == []
+    (tmp_path / "r.py").write_text(ADDON.replace("return 1.0", "return 1e4 + 1.5"))
+    with pytest.raises(UsageError, match=r"add-on .* is not what it was"):
+        resumed(asked, tmp_path / "run")
+
+
 def test_what_never_repeats_itself_is_said_and_goes_on(asked: Request, tmp_path: Path) -> None:
     random = "import numpy as np\ndef f(obs, *_): return np.random.default_rng().random(obs.shape[:-1])\n"
     (tmp_path / "r.py").write_text(random)

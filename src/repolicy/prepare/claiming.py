@@ -14,7 +14,7 @@ from repolicy.priors import Scorer, ScoringPrior, read_policy
 from repolicy.runs import Request, RunFolder, Stream, derived_seed, kept_modules, seed_modules, versions
 
 COMPARED_STEPS = 32  # trial steps of each environment, compared when a run is resumed
-COMPARED_TOLERANCE = 1e-3  # share of a number's largest value; processors round differently, and robots amplify it
+COMPARED_TOLERANCE = 1e-3  # share of a number's span; processors round differently, and robots amplify it
 
 
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
@@ -69,7 +69,10 @@ def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> 
         before, after = stored[name], current.get(name)
         if after is None or after.shape != before.shape:
             return name
-        scale = before.nan_to_num().abs().amax((0, 1))  # of each number; where it is 0, what stays 0 is 0 / 0
+        finite = before.nan_to_num()
+        largest, span = finite.abs().amax((0, 1)), finite.amax((0, 1)) - finite.amin((0, 1))
+        # Of each number; a tiny span may be rounding. Where the scale is 0, what stays 0 is 0 / 0.
+        scale = torch.where(span > 0, torch.maximum(span, COMPARED_TOLERANCE * largest), largest)
         if not torch.allclose(after / scale, before / scale, rtol=0.0, atol=COMPARED_TOLERANCE, equal_nan=True):
             return name
     return None
