@@ -133,6 +133,15 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
     assert [*places, output_folder(find_policy("hopper"))] == [Path.cwd(), Path(), Path()]
 
 
+def test_a_cards_small_returns_are_not_rounded_away(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"mean action": [0.42, 0.1], "episodes": 8}
+    card = {"evaluation": {"basic": 0.0019, "addon": -1234.56}, "scores": scores}
+    save_policy("small", repolicy.Policy(PolicySpec(1, SPACE)), card)
+    shown = " ".join(typed(capsys, "inspect", "small")[2].split())
+    for words in ("basic 0.0019", "addon −1,234.6", "score 0.42 ± 0.10 (mean ± std), mean action, 8 episodes"):
+        assert words in shown
+
+
 def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     """Its policy will be another."""
     env, space = tiny("LinearQuadratic"), ActionSpace("continuous", (1,), (-1.0,), (1.0,))

@@ -23,6 +23,7 @@ from repolicy.policies.storage import FORMAT
 from repolicy.runs.callbacks import LINE_METRICS, PANEL_ROWS, Display, TensorBoard, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
+from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
 STATE = {"parameters": torch.arange(4.0)}
@@ -215,9 +216,17 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
     assert line.startswith("100% · 100,000 of 100,000 steps · 8,123 a second · basic reward 3,000.2 an episode")
     assert "0.900 nats a step from the prior" in line
     assert "entropy −1.200 nats" in line
-    assert LINE_METRICS["prior_kl"].format(-1e-5) == "0.000 nats a step from the prior"  # samples may be below 0
+    assert LINE_METRICS["prior_kl"](-1e-5) == "0.000 nats a step from the prior"  # samples may be below 0
     assert "budget" not in line
-    assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in LINE_METRICS.values())
+    assert all(re.search(r"\d [a-z]", formatted(1.0)) for formatted in LINE_METRICS.values())
+
+
+def test_small_rewards_are_not_rounded_away() -> None:
+    formats = {name: formatted for rows in PANEL_ROWS.values() for name, _, formatted, _ in rows}
+    assert LINE_METRICS["basic_return"](0.0123) == "basic reward 0.012 an episode"
+    assert [formats[name](-0.000123) for name in ("basic_return", "reward_task", "reward_total")] == ["−0.00012"] * 3
+    assert (formats["reward_task"](0.5), formats["std"](2e-4)) == ("+0.50", "0.00020")
+    assert "objective 0.0042 an episode" in repr(Result(Path("run"), 64, True, {"evaluation_objective": 0.0042}))
 
 
 @pytest.mark.parametrize(("ended", "words"), [(6.0, " · 6 of 6 evaluated episodes ended early"), (0.0, "")])

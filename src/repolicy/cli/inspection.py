@@ -20,7 +20,7 @@ from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
-from repolicy.text import with_minus
+from repolicy.text import format_number, with_minus
 
 MAX_ROWS = 64  # of a table on the screen
 MAX_STDS = 8  # on one line
@@ -123,7 +123,7 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     facts = {}
     if origin := card.get("origin"):
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
-    facts |= {name.replace("_", " "): with_minus(f"{value:,.2f}") for name, value in card.get("evaluation", {}).items()}
+    facts |= {name.replace("_", " "): format_number(value) for name, value in card.get("evaluation", {}).items()}
     if dial := card.get("dial"):
         name, relation = ("omega", "of") if dial["how"] == "trained" else ("t", "between the prior and")
         values = dial.get("values") or {name: dial.get("at", math.nan)}
@@ -134,7 +134,7 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     if "scores" in card:
         # The schema of cards allows any number of scores, also none.
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
-        score = with_minus(f"{mean:,.0f} ± {std:,.0f}")
+        score = f"{format_number(mean)} ± {format_number(std, mean)}"
         facts["score"] = f"{score} (mean ± std), mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
     return facts

@@ -8,6 +8,8 @@ import math
 import secrets
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +24,58 @@ from repolicy.errors import UsageError
 from repolicy.files import write_bytes
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
-from repolicy.text import printable, with_minus
+from repolicy.text import format_number, printable, with_minus
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
-# The panel's rows below each heading: (metric, title, format, unit). A row appears when its metric is first logged.
-PANEL_ROWS = {
+_with_sign = partial(format_number, plus=True)
+
+# The panel's rows below each heading: (metric, title, what formats it, unit). A row appears when
+# its metric is first logged.
+PANEL_ROWS: dict[str, list[tuple[str, str, Callable[[float], str], str]]] = {
     "an episode": [
-        ("basic_return", "basic reward", ",.1f", ""),
-        ("task_return", "task's reward", ",.1f", ""),
-        ("episode_length", "length", ",.0f", "steps"),
-        ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
-        ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
-        ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
-        ("evaluation_ended_early", "ended early, last evaluation", ",.0f", "episodes"),
+        ("basic_return", "basic reward", format_number, ""),
+        ("task_return", "task's reward", format_number, ""),
+        ("episode_length", "length", "{:,.0f}".format, "steps"),
+        ("evaluation_basic", "basic reward, last evaluation", format_number, ""),
+        ("evaluation_addon", "add-on reward, last evaluation", format_number, ""),
+        ("evaluation_objective", "objective, last evaluation", format_number, ""),
+        ("evaluation_ended_early", "ended early, last evaluation", "{:,.0f}".format, "episodes"),
     ],
     "a step": [
-        ("reward_task", "task's reward", "+.4f", ""),
-        ("reward_prior", "ω′ · log prior", "+.4f", ""),
-        ("reward_entropy", "−α · log policy", "+.4f", ""),
-        ("reward_states", "states unlike the prior's", "+.4f", ""),
-        ("reward_limits", "limits", "+.4f", ""),
-        ("reward_total", "sum", "+.4f", ""),
-        ("log_prior", "log prior", ".3f", "nats"),
-        ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
-        ("prior_kl", "KL to the prior", "z.3f", "nats"),
-        ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
+        ("reward_task", "task's reward", _with_sign, ""),
+        ("reward_prior", "ω′ · log prior", _with_sign, ""),
+        ("reward_entropy", "−α · log policy", _with_sign, ""),
+        ("reward_states", "states unlike the prior's", _with_sign, ""),
+        ("reward_limits", "limits", _with_sign, ""),
+        ("reward_total", "sum", _with_sign, ""),
+        ("log_prior", "log prior", "{:.3f}".format, "nats"),
+        ("log_prior_low", "… its lowest tenth", "{:.3f}".format, "nats"),
+        ("prior_kl", "KL to the prior", "{:z.3f}".format, "nats"),
+        ("below_prior", "less likely to the prior than its own", "{:.3f}".format, "nats"),
     ],
     "policy": [
-        ("omega", "ω′", ".4g", ""),
-        ("alpha", "α", ".4g", ""),
-        ("entropy", "entropy", ".3f", "nats"),
-        ("std", "mean std", ".3f", "of an action"),
-        ("kl", "KL of the last update", ".4f", "nats"),
-        ("clipped", "clipped", ".1%", "of the samples"),
-        ("loss", "loss of Q", ".4f", ""),
-        ("critic_loss", "loss of the critics", ".4f", ""),
-        ("actor_loss", "loss of the actor", ".4f", ""),
-        ("explained_variance", "critic explains", ".1%", "of the returns"),
+        ("omega", "ω′", "{:.4g}".format, ""),
+        ("alpha", "α", "{:.4g}".format, ""),
+        ("entropy", "entropy", "{:.3f}".format, "nats"),
+        ("std", "mean std", format_number, "of an action"),
+        ("kl", "KL of the last update", "{:.4f}".format, "nats"),
+        ("clipped", "clipped", "{:.1%}".format, "of the samples"),
+        ("loss", "loss of Q", "{:.4f}".format, ""),
+        ("critic_loss", "loss of the critics", "{:.4f}".format, ""),
+        ("actor_loss", "loss of the actor", "{:.4f}".format, ""),
+        ("explained_variance", "critic explains", "{:.1%}".format, "of the returns"),
     ],
 }
-# The metrics of a line, which replaces the panel outside a terminal, with their formats.
-LINE_METRICS = {
-    "basic_return": "basic reward {:,.1f} an episode",
-    "task_return": "task's reward {:,.1f} an episode",
-    "evaluation_addon": "add-on reward {:,.1f} an episode",
-    "evaluation_objective": "objective {:,.1f} an episode",
-    "entropy": "entropy {:.3f} nats",
-    "prior_kl": "{:z.3f} nats a step from the prior",
+# What formats the metrics of a line, which replaces the panel outside a terminal.
+LINE_METRICS: dict[str, Callable[[float], str]] = {
+    "basic_return": lambda reward: f"basic reward {format_number(reward)} an episode",
+    "task_return": lambda reward: f"task's reward {format_number(reward)} an episode",
+    "evaluation_addon": lambda reward: f"add-on reward {format_number(reward)} an episode",
+    "evaluation_objective": lambda objective: f"objective {format_number(objective)} an episode",
+    "entropy": "entropy {:.3f} nats".format,
+    "prior_kl": "{:z.3f} nats a step from the prior".format,
 }
 
 
@@ -148,7 +153,7 @@ class Display:
         if latest["iteration"] > self._first[0]:  # the first iteration, with what comes only once, tells no time left
             parts.append(f"{format_duration(left)} left")
         shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
-        parts += [with_minus(LINE_METRICS[name].format(latest[name])) for name in shown]
+        parts += [with_minus(LINE_METRICS[name](latest[name])) for name in shown]
         if ended := latest.get("evaluation_ended_early"):
             episodes = self._request.settings.evaluated_episodes
             parts.append(f"{ended:.0f} of {episodes} evaluated episodes ended early")
@@ -177,8 +182,8 @@ class Display:
         table = Table.grid(padding=(0, 2))
         for heading, rows in PANEL_ROWS.items():
             known_rows = [row for row in rows if row[0] in latest]
-            for index, (name, title, number_format, unit) in enumerate(known_rows):
-                value = Text(with_minus(format(latest[name], number_format)), justify="right")
+            for index, (name, title, formatted, unit) in enumerate(known_rows):
+                value = Text(with_minus(formatted(latest[name])), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
         budget = [Text(" · ".join(self._budget()), "bold")] if self._budget() else []
         bar = ProgressBar(total=1.0, completed=share, width=60)

@@ -13,7 +13,7 @@ from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import Policy
 from repolicy.priors import How, dial, load_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.text import format_digits, format_number, with_minus
+from repolicy.text import format_digits, format_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ class Result:
     def __repr__(self) -> str:
         parts = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
         if (objective := self.last.get("evaluation_objective")) is not None:
-            parts.append(f"objective {with_minus(f'{objective:,.1f}')} an episode in the end")
+            parts.append(f"objective {format_number(objective)} an episode in the end")
         if "prior_kl" in self.last:
             parts.append(f"{format_number(self.last['prior_kl'])} nats a step from the prior")
         return f"Result of {self.folder}: {'; '.join(parts)}"
@@ -70,7 +70,7 @@ class Result:
         return evaluate(self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True)
 
     def plot(self, *names: str) -> "Figure":
-        """Draw these metrics over environment steps; by default those that people look at first."""
+        """Draw these metrics over steps; by default those that people look at first."""
         try:
             from matplotlib import pyplot
         except ImportError:
@@ -85,7 +85,7 @@ class Result:
             is_logged = np.isfinite(columns[name])
             marker = "o" if is_logged.sum() < 20 else ""
             axis.plot(columns["steps"][is_logged], columns[name][is_logged], marker=marker)
-            axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
+            axis.set(xlabel="steps", ylabel=CURVES.get(name, name.replace("_", " ")))
         figure.tight_layout()
         return figure
 
