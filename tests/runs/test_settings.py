@@ -15,7 +15,7 @@ from repolicy.learning.ppo import std_speed
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
-from repolicy.runs.request import spec_for
+from repolicy.runs.request import choose_family, spec_for
 from repolicy.runs.settings import Settings, read_settings
 
 
@@ -175,3 +175,11 @@ def test_a_new_policy_begins_within_the_bounds(low: Any, high: Any, family: str)
     if family == "squashed":
         begins = Policy(spec).predict(np.zeros((1, 3), np.float32))[0]
         np.testing.assert_allclose(begins[0], np.add(low, high) / 2, atol=0.05 * np.subtract(high, low).max())
+
+
+@pytest.mark.parametrize(
+    ("bound", "family"), [(0.01, "squashed"), (0.1, "gaussian"), (10.0, "gaussian"), (11.0, "squashed")]
+)
+def test_a_gaussian_is_for_bounds_of_the_size_of_its_std(bound: float, family: str) -> None:
+    assert choose_family(ActionSpace("continuous", (1,), (-bound,), (bound,)), 1.0) == family
+    assert choose_family(ActionSpace("continuous", (1,)), 1.0) == "gaussian"

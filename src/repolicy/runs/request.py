@@ -137,14 +137,15 @@ MAX_BOUND_IN_STDS = 10.0  # initial stds; a Gaussian around 0 hardly ever reache
 def choose_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squashed", "categorical"]:
     """Return the usual family of a new policy.
 
-    A Gaussian starts around 0, so it is used if 0 is inside the bounds and they are not too far for its `std`.
+    A Gaussian starts around 0, so it is used if 0 is inside the bounds and they are not too far for its `std`, nor too
+    near: then nearly all of its actions would be outside.
     """
     if actions.kind == "discrete":
         return "categorical"
     bounds = [*zip(actions.low, actions.high, strict=True)]
     is_bounded = bool(bounds) and all(map(math.isfinite, actions.low + actions.high))
-    largest = MAX_BOUND_IN_STDS * std
-    fits_gaussian = all(low < 0.0 < high and max(-low, high) <= largest for low, high in bounds)
+    least, largest = std / MAX_BOUND_IN_STDS, MAX_BOUND_IN_STDS * std
+    fits_gaussian = all(low < 0.0 < high and least <= max(-low, high) <= largest for low, high in bounds)
     return "gaussian" if fits_gaussian or not is_bounded else "squashed"
 
 

@@ -144,8 +144,8 @@ class Settings(AnySettings):
     parts alone (the actor keeps the statistics of its prior)."""
 
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
-    """Distribution over actions; auto: gaussian with one std for all states; squashed where bounds leave 0 out or are
-    beyond 10 --initial-std; categorical for discrete actions."""
+    """Distribution over actions; auto: gaussian with one std for all states; squashed where bounds leave 0 out, or are
+    beyond 10 --initial-std or within a tenth; categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
