@@ -85,14 +85,14 @@ def test_a_std_may_depend_on_the_state() -> None:
     assert both[1].fit_result.held_out - both[0].fit_result.held_out == pytest.approx(gain, abs=0.1)
 
 
-@pytest.mark.parametrize("state_std", [False, True])
-def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(state_std: bool) -> None:
+@pytest.mark.parametrize(("state_std", "unit"), [(False, 1.0), (True, 1.0), (False, 1e-3), (True, 1e-3)])
+def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(state_std: bool, unit: float) -> None:
     generator = np.random.default_rng(4)
-    actions = 3.0 + 0.05 * generator.normal(size=(1_000, 2))
+    actions = unit * (3.0 + 0.05 * generator.normal(size=(1_000, 2)))
     seen = generator.normal(size=(1_000, 4))
     policy = imitated(seen, actions, hidden=(64, 64), state_std=state_std).policy
     std = policy(torch.zeros(1, 4)).log_std.exp().flatten()
-    assert std.tolist() == pytest.approx([0.05, 0.05], rel=0.15)
+    assert std.tolist() == pytest.approx([0.05 * unit, 0.05 * unit], rel=0.15)
 
 
 @pytest.mark.parametrize("state_std", [False, True])

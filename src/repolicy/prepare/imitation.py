@@ -14,7 +14,7 @@ from repolicy.evaluation import evaluate
 from repolicy.files import check_writable
 from repolicy.policies import ActionSpace, Policy, PolicySpec, check_policy_name, make_policy, read_card, save_policy
 from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_std
-from repolicy.priors import FitResult, Samples, fit
+from repolicy.priors import SMALL_STD, FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
 from repolicy.text import Say, format_digits, with_minus
@@ -65,11 +65,13 @@ def imitate(
     samples = Samples(demonstrations.observations, targets)
     initialize_from_samples(policy, samples)
     if not demonstrations.discrete:
-        log_std = demonstrations.actions.std(0).clamp_min(1e-3).log()
+        log_std = demonstrations.actions.std(0).clamp_min(policy.spec.min_std).log()
         if policy.log_std is None:
             policy.network.biases[-1].data[policy.actions.width :] = log_std - math.log(policy.spec.initial_std)
         else:
             policy.log_std.data.copy_(log_std)
+        if policy.spec.initial_std < SMALL_STD:  # the first means, too, are in the actions' own unit
+            policy.network.weights[-1].data[: policy.actions.width] *= policy.spec.initial_std
     result = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
     policy.requires_grad_(False)
     say(
@@ -131,8 +133,10 @@ def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], s
     size = data.observations.shape[1]
     if not data.discrete:
         family = "state_gaussian" if state_std else "gaussian"
-        std = max(float(data.actions.std(0).mean()), 1e-2)
-        return PolicySpec(size, actions, family, hidden, "elu", initial_std=std)
+        changes = bool((data.actions != data.actions[0]).any())
+        std = float(data.actions.std(0).mean()) if changes else 1e-2
+        min_std = 1e-3 if std >= SMALL_STD else 1e-3 * std
+        return PolicySpec(size, actions, family, hidden, "elu", initial_std=std, min_std=min_std)
     if state_std:
         raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
     return PolicySpec(size, actions, "categorical", hidden, "elu")

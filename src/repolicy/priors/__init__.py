@@ -24,7 +24,7 @@ from repolicy.priors.finding import (
     shelf_entry,
     shipped_names,
 )
-from repolicy.priors.fitting import FitResult, Samples, fit, fit_normalizer
+from repolicy.priors.fitting import SMALL_STD, FitResult, Samples, fit, fit_normalizer
 from repolicy.priors.kinds import (
     MeanFunction,
     MeanPrior,

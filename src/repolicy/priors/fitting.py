@@ -19,6 +19,7 @@ MAX_MINIBATCH, MIN_STEPS = 512, 50  # rows of a step, and steps of an epoch
 STD_SPEED = 10.0  # the factor of the learning rate for a std that does not depend on the state
 LEARNING_RATE, MAX_CUTS = 1e-3, 2  # each cut divides the learning rate by 3; the fit ends where another would follow
 PATIENCE, MIN_GAIN = 3, 1e-3  # the learning rate is cut after this number of epochs without this gain in nats
+SMALL_STD = 1e-2  # actions whose stds are all below it are learned in a unit of their own
 MAX_EPOCHS = 200
 
 
@@ -113,6 +114,7 @@ def _make_optimizer(policy: Policy, actions: Tensor) -> Adam:
     """Return the optimizer of a fit: the last layer learns as much faster as the actions' std is above 1.
 
     Adam's steps are equally long for all weights, and a mean in hundreds would never be reached beside one within ±1.
+    Where all stds are below SMALL_STD, it learns as much slower as the largest of them is below 1.
     """
     weight, bias = policy.network.weights[-1], policy.network.biases[-1]
     others = [
@@ -120,7 +122,9 @@ def _make_optimizer(policy: Policy, actions: Tensor) -> Adam:
     ]
     factor = torch.ones(len(bias))
     if policy.actions.kind == "continuous":
-        factor[: policy.actions.width] = actions.std(0).clamp_min(1.0)
+        stds = actions.std(0)
+        least = float(stds.max()) if 0.0 < stds.max() < SMALL_STD else 1.0
+        factor[: policy.actions.width] = stds.clamp_min(least)
     quick, factors = [weight, bias], [factor.repeat_interleave(weight.shape[1]), factor]
     if policy.log_std is not None:
         quick.append(policy.log_std)
