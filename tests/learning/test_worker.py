@@ -15,7 +15,7 @@ from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import budget_violation, steered_objective
-from repolicy.learning.ppo import ReturnScale
+from repolicy.learning.ppo import ReturnScale, explained_share
 from repolicy.learning.segments import derived_seed
 from repolicy.learning.terms import FixedTerms, TaskRewards
 from repolicy.learning.worker import Worker
@@ -203,6 +203,17 @@ def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_half
     scale.update(moment_sums(second + 100.0))
     torch.testing.assert_close(scale.mean, 0.5 * first.mean(0) + 0.5 * (second.mean(0) + 100.0))
     torch.testing.assert_close(scale.undo(scale.apply(second)), second)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-6])
+def test_returns_have_no_smallest_unit(unit: float) -> None:
+    scale, returns = ReturnScale(2), unit * torch.randn(500, 2, dtype=torch.float64)
+    returns[:, 1] = 0.0
+    scale.update(moment_sums(returns))
+    assert float(scale.std[0]) == pytest.approx(float(returns[:, 0].std()), rel=0.01)
+    assert float(scale.std[1]) == pytest.approx(1e-4)  # of returns that never change
+    assert explained_share(0.5 * unit**2, unit**2) == 0.5
+    assert explained_share(0.0, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("dials", [0, 2])

@@ -15,7 +15,7 @@ from repolicy.errors import UsageError
 from repolicy.planning import learned_model
 from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
-from repolicy.planning.learned_model import LearnedModel
+from repolicy.planning.learned_model import LearnedModel, mean_and_std
 from repolicy.planning.planner import Search, effective, interpolate, normalized, temperature
 from repolicy.planning.scoring import simulated
 from repolicy.priors.opening import open_agent
@@ -186,3 +186,8 @@ def test_short_episodes_teach_no_model(monkeypatch):
     monkeypatch.setattr(learned_model, "EPOCHS", 1)
     with pytest.raises(UsageError, match="shorter than 9 steps"):
         LearnedModel(as_policy(PRIOR), env_name(Telling))
+
+
+def test_small_observations_have_their_own_unit() -> None:
+    values = np.stack([1e-7 * np.random.default_rng(0).normal(size=500), np.full(500, 0.3)], 1)
+    assert mean_and_std(values)[1].tolist() == pytest.approx([values[:, 0].std(), 1.0])

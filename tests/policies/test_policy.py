@@ -163,6 +163,21 @@ def test_the_normalizer_has_seen_all_batches_as_one() -> None:
     np.testing.assert_allclose(normalizer(normalizer.denormalized_noise(torch.ones(3))), 1.0, atol=1e-4)
 
 
+def test_the_normalizer_has_no_smallest_std_but_that_of_a_constant() -> None:
+    stds = torch.tensor([1.0, 1e-2, 1e-5, 1e-7, 1e-5, 0.0], dtype=torch.float64)
+    means = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.3], dtype=torch.float64)
+    seen = means + stds * torch.randn(2, 500, 6, dtype=torch.float64)
+    normalizer = Normalizer(6)
+    for batch in seen:
+        normalizer.update(moment_sums(batch))
+    torch.testing.assert_close(normalizer.variance[:-1], seen.var((0, 1), correction=0)[:-1], rtol=1e-4, atol=0.0)
+    inputs = (seen - normalizer.shift) * normalizer.scale
+    torch.testing.assert_close(inputs.std((0, 1))[:4].float(), torch.ones(4), atol=0.01, rtol=0.0)
+    assert normalizer.scale[-1] == 1e4
+    normalizer.keep_constants()
+    assert [float(normalizer.variance[each]) == 1.0 for each in range(6)] == [False] * 5 + [True]
+
+
 def test_the_normalizer_clips() -> None:
     assert Normalizer(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10.0, -10.0]]
 

@@ -56,6 +56,13 @@ def test_a_constant_observation_that_later_moves_a_little_is_a_small_input() -> 
     assert flow.observation_std[0] == observations[:, 0].std()
 
 
+def test_a_flow_has_no_smallest_unit() -> None:
+    observations, chunks = 1e-6 * torch.randn(50, 2), 1e-6 * torch.randn(50, 2)
+    flow = Flow(observations, chunks, (8,))
+    torch.testing.assert_close(flow.observation_std, observations.std(0), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(flow.action_std, chunks.std(0), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.long
 def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""

@@ -19,7 +19,7 @@ from repolicy.hosts.normalized_critic import NormalizedCritic
 from repolicy.hosts.priors import squashes
 from repolicy.hosts.steering import Steering, has_weight
 from repolicy.learning.multipliers import block_means, initial_worth
-from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, std_speed
+from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, explained_share, std_speed
 from repolicy.learning.worker import MIN_WARMUP_LEARNING_RATE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies import Density, Mlp, log_tanh_slope, moment_sums
@@ -354,7 +354,7 @@ def _explained_variance(moments: np.ndarray) -> float:
     """Return the share of the returns' variance that the critic explains, by the mean moments `[3, 2]`."""
     _, means, squares = moments
     unexplained, variance = np.maximum(squares - means**2, 0.0).tolist()
-    return float(1.0 - unexplained / max(variance, 1e-12))
+    return explained_share(unexplained, variance)
 
 
 def check_finite(parts: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError
-from repolicy.policies import Mlp, Policy, adam_step, flatten, merge_moments
+from repolicy.policies import Mlp, Policy, adam_step, epsilon_for, flatten, merge_moments
 from repolicy.runs import Ranks, Settings
 
 HISTORY_WEIGHT = 1.0  # of all earlier rollouts against the new one; low, since early returns change a lot
@@ -28,7 +28,8 @@ class ReturnScale:
 
     @property
     def std(self) -> Tensor:
-        return (self.statistics[2] + 1e-8).sqrt()
+        _, mean, var = self.statistics
+        return (var + epsilon_for(var, mean)).sqrt()
 
     def update(self, return_sums: Tensor) -> tuple[Tensor, Tensor]:
         """Add a rollout's returns, given as `moment_sums` `[3, H]`; return factor and offset `[H]` for the critic.
@@ -37,7 +38,7 @@ class ReturnScale:
         has learned nothing, so they are 1 and 0: its outputs are about 0, and thus predict the mean.
         """
         count, mean, var = self.statistics.to(return_sums.device)
-        is_known, std = count > 0, (var + 1e-8).sqrt()
+        is_known, std = count > 0, self.std.to(var)
         history = torch.stack([count.clamp(max=HISTORY_WEIGHT * return_sums[0]), mean, var])
         self.statistics = merge_moments(history, return_sums)
         factor = torch.where(is_known, std / self.std, 1.0)
@@ -50,6 +51,11 @@ class ReturnScale:
     def undo(self, outputs: Tensor) -> Tensor:
         """Turn the critic's outputs `[..., H]` back into returns."""
         return outputs * self.std.to(outputs) + self.mean.to(outputs)
+
+
+def explained_share(unexplained: float, variance: float) -> float:
+    """Return the share of a variance of returns that a critic explains; 0 where there is none."""
+    return 1.0 - unexplained / variance if variance > 0.0 else 0.0
 
 
 # While customizing, log_std learns with this multiple of the learning rate; otherwise the std narrows too late.

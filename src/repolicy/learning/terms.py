@@ -81,7 +81,7 @@ class FixedTerms:
         count, total, squares = both
         means = total / count
         advantage_var, target_var = (squares / count - means.square()).clamp_min(0.0).tolist()
-        explained = 1.0 - advantage_var / max(target_var, 1e-12)
+        explained = ppo.explained_share(advantage_var, target_var)
         if self.settings.normalize_advantages:
             advantages = (advantages - float(means[0])) / (advantage_var**0.5 + 1e-8)
         return Normalized(advantages, both[:, 1:], explained)
@@ -173,7 +173,7 @@ class Parts:
         means = total / count.clamp_min(1.0)
         variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
         unexplained, varied = (count * variances).sum(0).tolist()
-        explained = 1.0 - unexplained / max(varied, 1e-12)
+        explained = ppo.explained_share(unexplained, varied)
         if self.settings.normalize_advantages:
             shifted = both[..., 0] - means[stratum, 0]
             advantages = (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float()

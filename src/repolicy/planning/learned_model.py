@@ -14,7 +14,7 @@ from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, prob
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.planning.value import regression
-from repolicy.policies import Policy, one_thread
+from repolicy.policies import CONSTANT_VARIANCE, Policy, one_thread
 
 ENVS, STEPS = 64, 800  # environments, and steps in each
 LONG = 1_000  # steps; where episodes have more, fewer environments each play a whole one
@@ -101,5 +101,5 @@ class LearnedModel(Model):
 
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and the std of each column. A column that never changes gets the std 1."""
-    std = values.std(0)
-    return values.mean(0), np.where(std > 1e-6, std, 1.0)
+    mean, std = values.mean(0), values.std(0)
+    return mean, np.where(np.square(std) > CONSTANT_VARIANCE * np.square(mean), std, 1.0)

@@ -39,7 +39,14 @@ from repolicy.policies.network import (
     load_layers,
     scale_outputs,
 )
-from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer, merge_moments, moment_sums
+from repolicy.policies.normalizer import (
+    CONSTANT_VARIANCE,
+    OBSERVATION_BOUND,
+    Normalizer,
+    epsilon_for,
+    merge_moments,
+    moment_sums,
+)
 from repolicy.policies.policy import (
     Agent,
     EnvAwareAgent,

@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 OBSERVATION_BOUND = 10.0  # normalized observations are clipped to this, unless the policy sets another bound
 CONSTANT_VARIANCE = 1e-15  # by the square of the mean: at most a rounding error, and less than float32 can tell apart
+MIN_VARIANCE = 1e-20  # a constant around 0 has at most this
+EPSILON = 1e-8  # added to a variance, but to none that is smaller
 
 
 class Normalizer(nn.Module):
     """A module that brings observations to zero mean and unit variance by running statistics, clipped to ±`bound`.
 
     The statistics change only in `update`, between rollouts. So a policy gets equal inputs when it acts and learns.
+    `var + EPSILON` is the square of the unit of its inputs, so `var` is below 0 where the variance is below EPSILON.
     """
 
     mean: Tensor
@@ -36,6 +39,11 @@ class Normalizer(nn.Module):
     def forward(self, observations: Tensor) -> Tensor:
         return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
 
+    @property
+    def variance(self) -> Tensor:
+        """Return the variance `[O]` of the observations."""
+        return torch.where(self.var < 0.0, self.var + EPSILON, self.var)
+
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return the normalizer with its current statistics, in NumPy. Its results are bit-identical."""
         shift, scale, bound = self.shift.cpu().numpy(), self.scale.cpu().numpy(), self.bound
@@ -50,13 +58,14 @@ class Normalizer(nn.Module):
 
     def denormalized_noise(self, noise: Tensor) -> Tensor:
         """Return observations with the running mean and variance, from noise `[..., O]` of unit variance."""
-        return (self.mean + self.var.clamp_min(0.0).sqrt() * noise).float()
+        return (self.mean + self.variance.sqrt() * noise).float()
 
     def update(self, added: Tensor) -> None:
         """Add a batch of observations, given as their `moment_sums` `[3, O]`."""
         count = self.count.expand_as(self.mean)
-        statistics = merge_moments(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
-        self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()
+        statistics = merge_moments(torch.stack([count, self.mean, self.variance]), added.to(self.mean.device))
+        self.count, self.mean = statistics[0, 0].clone(), statistics[1].clone()
+        self.var = statistics[2] + (epsilon_for(statistics[2], self.mean) - EPSILON)
         self._refresh()
 
     def keep_constants(self) -> None:
@@ -65,17 +74,26 @@ class Normalizer(nn.Module):
         With a variance of 0 it would be many stds, and no weight was trained on such an input. The inputs of the
         constants themselves stay 0.
         """
-        is_constant = self.var <= CONSTANT_VARIANCE * self.mean.square()
-        self.var = torch.where(is_constant, 1.0, self.var)
+        self.var = torch.where(is_constant(self.variance, self.mean), 1.0, self.var)
         self._refresh()
 
     def _refresh(self) -> None:
         self.shift = self.mean.float()
-        self.scale = (self.var + 1e-8).rsqrt().float()
+        self.scale = (self.var + EPSILON).rsqrt().float()
 
 
 def _after_loading(normalizer: Normalizer, _: object) -> None:  # with a name, because a lambda cannot be pickled
     normalizer._refresh()
+
+
+def is_constant(var: Tensor, mean: Tensor) -> Tensor:
+    """Return whether values with this variance and mean never changed, but for rounding errors."""
+    return var <= CONSTANT_VARIANCE * mean.square() + MIN_VARIANCE
+
+
+def epsilon_for(var: Tensor, mean: Tensor) -> Tensor:
+    """Return what is added to a variance before values are divided by its root: nothing where it is small itself."""
+    return EPSILON * ((var >= EPSILON) | is_constant(var, mean)).to(var)
 
 
 # Statistics over batches ----------------------------------------------------------------------------------------------

@@ -53,9 +53,9 @@ class Flow(nn.Module):
         super().__init__()
         for name, values in (("observation", observations), ("action", chunks)):
             self.register_buffer(f"{name}_mean", values.mean(0))
-            self.register_buffer(f"{name}_std", values.std(0).clamp_min(1e-4))
-        # An observation that never changes keeps its unit: if it moves a little later, it is still a small input.
-        self.observation_std[(observations == observations[0]).all(0)] = 1.0
+            # What never changes keeps its unit: if an observation moves a little later, it is still a small input.
+            is_constant = (values == values[0]).all(0)
+            self.register_buffer(f"{name}_std", torch.where(is_constant, 1.0, values.std(0)))
         self.register_buffer("low", chunks.min(0).values)
         self.register_buffer("high", chunks.max(0).values)
         sizes = [observations.shape[1] + chunks.shape[1] + 1, *hidden, chunks.shape[1]]
