@@ -17,7 +17,7 @@ from repolicy.addons.addon import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Step
-from repolicy.hosts.sb3_vec_envs import WIDE
+from repolicy.policies import WIDE
 
 
 class AddonEnvs:

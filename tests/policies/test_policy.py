@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from shaken import shaken
 
+from repolicy.envs.step import action_space
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace, Categorical, Gaussian, SquashedGaussian
+from repolicy.policies.export import MeanActionModule
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.normalizer import Normalizer, moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -246,6 +249,23 @@ def test_squashed_actions_reach_the_environment_within_its_bounds(family: str) -
     policy = Policy(SPECS[family])
     stored = np.array([[0.0, 0.0], [100.0, -100.0], [np.arctanh(0.5), np.arctanh(-0.5)]], np.float32)
     np.testing.assert_allclose(policy.to_environment(stored), [[0, 5], [1, 0], [0.5, 2.5]], atol=1e-6)
+
+
+@pytest.mark.parametrize("bounded", [{"clips": True}, {"family": "squashed"}])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_actions_are_in_a_space_of_any_precision(bounded: dict[str, Any], dtype: Any) -> None:
+    """Also far outside, where a rounding would leave it; so are those that an exported policy clips."""
+    low, high = np.sort(np.random.default_rng(0).normal(size=(2, 200)).astype(dtype), axis=0)
+    space = Box(low, high, dtype=dtype)
+    policy = Policy(PolicySpec(3, action_space(space, "of a test"), **bounded))
+    stored = np.repeat(np.float32([[100.0], [-100.0]]), 200, axis=1)
+    for sent in policy.to_environment(stored):
+        assert space.contains(sent.astype(dtype))
+    for each in stored if policy.spec.clips else ():
+        with torch.no_grad():
+            policy.network.biases[-1].copy_(torch.from_numpy(each))
+            sent = MeanActionModule(policy)(torch.zeros(1, 3))[0].numpy()
+        assert space.contains(sent.astype(dtype))
 
 
 @pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "categorical"])

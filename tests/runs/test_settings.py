@@ -164,6 +164,7 @@ def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, content: Any, message:
         ((-1.0, 10.0), (1.0, 30.0), "squashed"),
         ((-200.0, -1.0), (200.0, 1.0), "squashed"),
         ((-math.inf, -1.0), (math.inf, 1.0), "gaussian"),
+        ((-3.4e38, -3.4e38), (3.4e38, 3.4e38), "gaussian"),  # written for none
         ((0.0, 0.0), (math.inf, 1.0), "gaussian"),  # which tanh cannot reach
     ],
 )

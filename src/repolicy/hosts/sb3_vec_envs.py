@@ -19,10 +19,9 @@ from repolicy.hosts.sb3_policies import check_choices, space_of
 from repolicy.hosts.sb3_priors import ModelPrior
 from repolicy.hosts.steering import has_weight
 from repolicy.objective import Objective
+from repolicy.policies import WIDE
 from repolicy.prepare.defaults import ROLLOUT_SIZE, settings_for_shape
 from repolicy.prepare.states import MAX_STATE_SIZE
-
-WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
 
 
 class ModelEnvs:
@@ -143,7 +142,8 @@ class Squashed(Unclipped):
     def action(self, action: Any) -> Any:
         space = self.env.action_space
         assert isinstance(space, spaces.Box)
-        return (space.low + (np.tanh(action) + 1.0) * 0.5 * (space.high - space.low)).astype(space.dtype)
+        sent = space.low + (np.tanh(action) + 1.0) * 0.5 * (space.high - space.low)
+        return sent.clip(space.low, space.high).astype(space.dtype)
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import (
+    WIDE,
     ActionSpace,
     Categorical,
     Distribution,

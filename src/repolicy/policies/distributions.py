@@ -11,6 +11,8 @@ from torch import Tensor
 
 from repolicy.text import format_count
 
+WIDE = 1e6  # bounds of actions so wide that they bound nothing: float32's largest number is what many write for none
+
 
 @dataclass(frozen=True)
 class ActionSpace:
@@ -25,6 +27,14 @@ class ActionSpace:
     def width(self) -> int:
         """The number of entries in one action, A."""
         return self.sizes[0] if self.kind == "continuous" else len(self.sizes)
+
+    @functools.cached_property
+    def float32_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds in single precision, rounded inward: an environment of doubles may refuse what is beyond."""
+        with np.errstate(over="ignore", under="ignore"):
+            low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
+            above, below = np.nextafter(low, np.float32(np.inf)), np.nextafter(high, np.float32(-np.inf))
+        return np.where(low < self.low, above, low), np.where(high > self.high, below, high)
 
     def __str__(self) -> str:
         if self.kind == "continuous":

@@ -47,8 +47,8 @@ class MeanActionModule(nn.Module):
         self.is_single_choice = space.kind == "discrete" and len(space.sizes) == 1
         copy = frozen(policy)  # as the policy may be trained further
         self.normalizer, self.network = copy.normalizer, copy.network
-        self.register_buffer("low", torch.tensor(space.low))
-        self.register_buffer("high", torch.tensor(space.high))
+        for name, bound in zip(("low", "high"), space.float32_bounds, strict=True):
+            self.register_buffer(name, torch.tensor(bound))
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return the action, with torch operations that every exporter knows."""

@@ -249,11 +249,10 @@ class Policy(nn.Module):
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         """Convert stored actions `[N, A]` to the form that the environment takes."""
-        space = self.spec.actions
-        low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-        if self.spec.clips:
-            return actions.clip(low, high)
-        return np.asarray(self.family.to_environment(actions, low, high))
+        low, high = self.spec.actions.float32_bounds
+        sent = np.asarray(self.family.to_environment(actions, low, high))
+        # Where tanh is ±1, rounding leaves the bounds.
+        return sent.clip(low, high) if self.spec.clips or self.family.squashes else sent
 
     def reinitialized(self) -> Self:
         """Return a policy of the same architecture with new weights."""

@@ -1,6 +1,5 @@
 """The request of a run: environment, objective, settings and add-ons; and the command line that repeats it."""
 
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from repolicy.envs import HasSpaces, parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import objective_name
-from repolicy.policies import OBSERVATION_BOUND, ActionSpace, PolicySpec
+from repolicy.policies import OBSERVATION_BOUND, WIDE, ActionSpace, PolicySpec
 from repolicy.ranges import MAX_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validate_settings
 
@@ -143,7 +142,7 @@ def choose_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squa
     if actions.kind == "discrete":
         return "categorical"
     bounds = [*zip(actions.low, actions.high, strict=True)]
-    is_bounded = bool(bounds) and all(map(math.isfinite, actions.low + actions.high))
+    is_bounded = bool(bounds) and all(abs(bound) < WIDE for bound in actions.low + actions.high)
     least, largest = std / MAX_BOUND_IN_STDS, MAX_BOUND_IN_STDS * std
     fits_gaussian = all(low < 0.0 < high and least <= max(-low, high) <= largest for low, high in bounds)
     return "gaussian" if fits_gaussian or not is_bounded else "squashed"
