@@ -93,10 +93,28 @@ def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
     assert why == "scaled from the reward (3 a step)"
 
 
+class Unpaid(weights.WeightFinder):
+    """Finds weights beside a wish that pays nothing in trial steps."""
+
+    wish = "the wish"
+
+    def measure_worths(self) -> weights.Worths:
+        return weights.Worths(None, None, 1.0)
+
+    def addon_rewards(self) -> np.ndarray:
+        return np.zeros((4, 2))
+
+
+@pytest.mark.parametrize(("max_worth", "alpha"), [(3e-5, 3e-5), (40.0, 40.0), (0.0, ALPHA_WITHOUT_REWARD)])
+def test_a_wish_without_reward_in_trial_steps_has_the_unit_of_a_nats_worth(max_worth: float, alpha: float) -> None:
+    found, _ = Unpaid({}, prior().policy, FEW, print).alpha("auto", max_worth)
+    assert found == pytest.approx(alpha)
+
+
 def test_a_reward_that_trial_steps_do_not_see() -> None:
     wish = decide(greedy(), prior(), ENV, (tiny("constant"),), FEW)
     assert wish.objective == greedy(ALPHA_WITHOUT_REWARD)
-    assert "was 0 throughout" in wish.notes[0]
+    assert "was 0 throughout and so has no unit to go by; --alpha sets another" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
         decide(soft(), None, tiny("WithoutReward"), (), FEW)
 

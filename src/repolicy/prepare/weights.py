@@ -147,7 +147,7 @@ class WeightFinder(ABC):
         """
         rewards, action_size = self.addon_rewards(), self.prior.actions.width
         alpha, why = _alpha_for_rewards(rewards, action_size, "add-on's reward under the prior")
-        if alpha < max_worth:
+        if alpha < max_worth or (max_worth > 0 and not rewards.any()):
             return two_digits(max_worth), MOST_OF_A_NAT
         return alpha, why
 
@@ -258,7 +258,7 @@ def _alpha_for_rewards(rewards: np.ndarray, action_size: int, what: str) -> tupl
         raise NumericError(f"the {what} is not a finite number everywhere")
     size = float(np.sqrt(np.mean(rewards**2)))
     if size == 0:
-        return ALPHA_WITHOUT_REWARD, f"because the {what} was 0 throughout"
+        return ALPHA_WITHOUT_REWARD, f"because the {what} was 0 throughout and so has no unit to go by"
     return two_digits(ALPHA_PER_REWARD * size / action_size), f"scaled from the {what} ({size:.3g} a step)"
 
 
