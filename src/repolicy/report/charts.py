@@ -72,7 +72,7 @@ def curve(
     min_span: float = 0.0,
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a learning curve over environment steps from 0 to `last_step`; empty for fewer than two points.
+    """Return a learning curve over steps from 0 to `last_step`; empty for fewer than two points.
 
     `levels` are named horizontal lines, such as the prior's value or a budget. The vertical axis spans at least
     `min_span` and a tenth of the largest value, so a quantity that hardly changes looks flat.

@@ -164,7 +164,7 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     is_last = folder.last_policy == folder.policy
     beside = f", beside {name_of_prior(saved.card)}" if saved.prior is not None else ""
     policy = "last policy" if is_last else "policy"
-    lead = f"{escape(recipe(request))}. Shown is the {policy}, after {steps:,} environment steps{beside}."
+    lead = f"{escape(recipe(request))}. Shown is the {policy}, after {steps:,} steps{beside}."
     if not is_last:
         lead += " By the run's own objective it was clearly better than the last one."
     if (budget := request.settings.budget) and not request.settings.keep:

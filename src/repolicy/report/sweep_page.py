@@ -36,7 +36,7 @@ def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
     alpha_words = "the same" if alpha == "omega" else f"{alpha:g}"
     lead = (
         f"{len(swept.points)} values of ω′, the reward for a nat of the prior; α̂ {alpha_words}; {price}"
-        f"{swept.request['settings']['steps']:,} environment steps each. {capitalize(swept.verdict)}."
+        f"{swept.request['settings']['steps']:,} steps each. {capitalize(swept.verdict)}."
     )
     failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
     longer = [at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)]

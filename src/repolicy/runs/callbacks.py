@@ -201,7 +201,7 @@ def format_duration(seconds: float) -> str:
 
 
 class TensorBoard:
-    """Writes TensorBoard's event files into the run's folder, over environment steps."""
+    """Writes TensorBoard's event files into the run's folder, over steps."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder

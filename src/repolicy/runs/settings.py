@@ -180,7 +180,7 @@ class Settings(AnySettings):
 
     @property
     def iteration_steps(self) -> int:
-        """The number of environment steps of one iteration, over all ranks."""
+        """The number of environment steps, or of a generative policy's decisions, in one iteration over all ranks."""
         return self.envs * self.n_steps
 
     def resolved(self) -> "Settings":
