@@ -8,8 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from tiny_envs import Counter, tiny
+from tiny_envs import Counter, Groups, tiny
 
+from repolicy.cli.environment_info import environment_info
 from repolicy.envs import names
 from repolicy.envs.batches import GymnasiumEnvs, merge_infos
 from repolicy.envs.making import make_envs
@@ -40,6 +41,28 @@ def test_envpool_steps_as_gymnasium_does(name: str, unseen: int) -> None:
             break
     pool.close()
     referee.close()
+
+
+class WithMode(Groups):
+    """The same, beside a part that is a choice."""
+
+    observation_space = gymnasium.spaces.Dict({**Groups.observation_space, "mode": gymnasium.spaces.Discrete(3)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        seen, info = super().reset(seed=seed)
+        return seen | {"mode": 1}, info
+
+
+def test_a_part_that_no_policy_can_see_is_refused_only_where_it_is_chosen() -> None:
+    name = f"{__file__}:WithMode"
+    envs = make_envs(f"{name}?observe=state", 2, 0)
+    assert envs.groups == {"privileged": 3, "state": 2}
+    assert envs.reset().tolist() == [[1.0, 1.0]] * 2
+    envs.close()
+    assert environment_info(f"{name}?observe=state")["observations"] == {"names": ["state[0]", "state[1]"]}
+    for refused in (name, f"{name}?observe=state,mode"):
+        with pytest.raises(UsageError, match="has observations of kind Discrete"):
+            make_envs(refused, 2, 0)
 
 
 def test_the_same_seed_and_actions_are_the_same_bits() -> None:

@@ -164,8 +164,9 @@ def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[s
 
 
 def group_sizes(space: Any, name: str) -> dict[str, int]:
-    """Return the size of each part of a Dict; empty for other spaces."""
-    return {key: observation_size(part, name) for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
+    """Return the size of each part of a Dict that a policy can see; empty for other spaces."""
+    parts = space.items() if isinstance(space, spaces.Dict) else ()
+    return {key: observation_size(part, name) for key, part in parts if isinstance(part, spaces.Box | spaces.Dict)}
 
 
 def observation_size(space: Any, name: str) -> int:
