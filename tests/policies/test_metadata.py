@@ -4,6 +4,7 @@ Torch's exporter takes seconds to import, so whatever it alone can do is tested 
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,17 @@ def test_choices_have_a_first_and_a_last(sizes: Any, first: Any, low: list[int],
     policy = Policy(PolicySpec(5, ActionSpace("discrete", sizes, first), "categorical", hidden=(4,)))
     found = deployment_info(policy, None, {}, {})["actions"]
     assert (list(found["low"]), list(found["high"])) == (low, high)
+
+
+def test_a_bound_is_told_also_beside_one_that_is_infinite() -> None:
+    largest = float(np.finfo(np.float32).max)  # for an infinite one, which JSON cannot write
+    for low, high, told in (
+        ((-1.0, -math.inf), (math.inf, 2.0), ([-1.0, -largest], [largest, 2.0])),
+        ((-math.inf, -math.inf), (math.inf, math.inf), ([], [])),
+    ):
+        policy = Policy(PolicySpec(5, ActionSpace("continuous", (2,), low, high), hidden=(4,)))
+        found = json.loads(json.dumps(deployment_info(policy, None, {}, {})["actions"], allow_nan=False))
+        assert (found["low"], found["high"]) == told
 
 
 def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ class Planner:
     def act(self, observation: np.ndarray, begins: bool | np.ndarray = False) -> np.ndarray:
         """Plan for one observation `[O]`, or for several `[N, O]`, and return the environment's action.
 
+        A choice is a number, also where the environment takes `MultiDiscrete([4])` or `MultiBinary(1)`.
+
         begins: whether an episode begins with this observation, or with each of several, `[N]`. Where none begins, the
         search goes on from its plan of the call before. `watch` forgets all plans.
         """

@@ -75,8 +75,11 @@ def deployment_info(
     if actions.kind == "discrete":
         low = actions.low or (0.0,) * actions.width
         bounds = {"low": low, "high": [first + size - 1.0 for first, size in zip(low, actions.sizes, strict=True)]}
-    elif not all(map(math.isfinite, (*actions.low, *actions.high))):
-        bounds = {"low": (), "high": ()}  # JSON has no infinite numbers
+    elif not any(map(math.isfinite, (*actions.low, *actions.high))):
+        bounds = {"low": (), "high": ()}
+    else:
+        largest = float(np.finfo(np.float32).max)  # JSON has no infinite numbers
+        bounds = {side: np.clip(getattr(actions, side), -largest, largest).tolist() for side in ("low", "high")}
     dials = policy.dials if isinstance(policy, ConditionedPolicy) else ()
     return {
         "format": FORMAT,

@@ -231,7 +231,8 @@ class Policy(nn.Module):
         """Return (action, None) for one observation `[O]` or several `[N, O]`, with the interface of Stable-Baselines3.
 
         The action has the environment's numbers: the mode if `deterministic`, else a sample. One of several dimensions
-        comes flat. Discrete choices count as in the environment, whereas `log_prob` counts them from 0.
+        comes flat, and a single choice as a number, also where the environment takes `MultiDiscrete([4])` or
+        `MultiBinary(1)`. Discrete choices count as in the environment, whereas `log_prob` counts them from 0.
         """
         shape = np.shape(observation)  # () of a Dict
         if len(shape) not in (1, 2) or shape[-1] != self.observation_size:
