@@ -133,7 +133,7 @@ def collected(blocks: list[int]) -> list[Rollout]:
     """Rollouts of three HalfCheetahs whose episodes end after 7 steps, and one's first after 3."""
     policy, found = load_policy("halfcheetah"), list[Rollout]()
     with closing(make_envs("HalfCheetah-v4", 3, 0)) as envs:
-        collector = Collector(envs, 1, torch.Generator().manual_seed(0), True, np.array([0, 3, 0]), longest=7)
+        collector = Collector(envs, 1, torch.Generator().manual_seed(0), np.array([0, 3, 0]), longest=7)
         for steps in blocks:
             collector.n_steps = steps
             found.append(collector.collect(policy, deterministic=True))
