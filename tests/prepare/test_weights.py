@@ -14,7 +14,7 @@ from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 from repolicy.envs.rollout import Episodes
 from repolicy.errors import NumericError, UsageError
 from repolicy.learning.multipliers import MAX_VIOLATION
-from repolicy.objective import Objective, full, greedy, kl, no_entropy, residual, soft
+from repolicy.objective import Objective, end_entropy, full, greedy, kl, no_entropy, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -85,6 +85,16 @@ def test_alpha_is_scaled_from_the_reward() -> None:
     for env in ("CartPole-v1", tiny("WithoutReward")):  # who learns from a wish alone reads no other reward
         alone = decide(greedy(), None, env, (f"{HERE}either_way=3",), FEW).objective
         assert alone.alpha == pytest.approx(3 * ALPHA_PER_REWARD)
+
+
+def test_a_bonus_alone_is_beside_standardized_advantages_whatever_the_reward() -> None:
+    found = decide(end_entropy(), None, tiny("WithoutReward"), (), FEW)
+    assert found.objective == end_entropy(ALPHA_PER_REWARD)
+    assert found.notes == ["alpha is 0.01, for a loss with standardized advantages; --alpha sets another"]
+    env, plain = tiny("LinearQuadratic"), replace(FEW, normalize_advantages=False)
+    usual = decide(soft(), None, env, (), FEW).objective.alpha
+    assert decide(end_entropy(), None, env, (), plain).objective == end_entropy(usual)
+    assert usual != ALPHA_PER_REWARD
 
 
 def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:

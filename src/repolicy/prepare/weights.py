@@ -244,6 +244,8 @@ def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], sett
     if name in ALPHAS:
         return ALPHAS[name], f"the usual one for {name}"
     policy = untrained_policy(env, settings)
+    if objective.alpha is not None and settings.normalize_advantages:  # a bonus alone, whatever the reward's size
+        return two_digits(ALPHA_PER_REWARD / policy.actions.width), "for a loss with standardized advantages"
     steps = collect_trial(policy, env, settings)
     rewards = steps.basic
     if objective.reads_addon and wishes:
