@@ -216,6 +216,17 @@ def test_returns_have_no_smallest_unit(unit: float) -> None:
     assert explained_share(0.0, 0.0) == 0.0
 
 
+def test_the_first_outputs_of_a_critic_do_not_drown_small_rewards(tmp_path: Path) -> None:
+    made = worker(tmp_path, "LinearQuadratic", no_entropy())
+    rollout = made.collector.collect(made.learner.policy)
+    _, usual = made.prepare_batch(rollout, stop=False)
+    made.learner.return_scale = ReturnScale()
+    rollout.basic *= 1e-6
+    _, small = made.prepare_batch(rollout, stop=False)
+    assert usual["return_scale"] > 0.1
+    assert small["return_scale"] < 1e-4
+
+
 @pytest.mark.parametrize("dials", [0, 2])
 def test_what_the_critic_predicts_stays_when_its_unit_moves(dials: int) -> None:
     critic = FilmMlp(3, (8,), 2, dials=dials) if dials else Mlp(3, (8,), 2)

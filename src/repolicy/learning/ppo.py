@@ -12,6 +12,7 @@ from repolicy.errors import NumericError
 from repolicy.policies import Mlp, Policy, adam_step, epsilon_for, flatten, merge_moments
 from repolicy.runs import Ranks, Settings
 
+SMALL_REWARD = 1e-3  # the first outputs of a critic, of about a tenth, would drown returns of such rewards
 HISTORY_WEIGHT = 1.0  # of all earlier rollouts against the new one; low, since early returns change a lot
 
 
@@ -21,6 +22,10 @@ class ReturnScale:
     def __init__(self, heads: int = 1) -> None:
         # Count, mean and variance `[3, H]`, as `policies.merge_moments` takes them.
         self.statistics = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).repeat(1, heads)
+
+    @property
+    def is_known(self) -> bool:
+        return bool((self.statistics[0] > 0.0).any())
 
     @property
     def mean(self) -> Tensor:
@@ -51,6 +56,12 @@ class ReturnScale:
     def undo(self, outputs: Tensor) -> Tensor:
         """Turn the critic's outputs `[..., H]` back into returns."""
         return outputs * self.std.to(outputs) + self.mean.to(outputs)
+
+
+def first_unit(rewards: Tensor) -> float:
+    """Return the unit of a critic's outputs that mean nothing yet: 1, or the rewards' RMS where that is small."""
+    size = float(rewards.square().mean().sqrt())
+    return size if 0.0 < size < SMALL_REWARD else 1.0
 
 
 def explained_share(unexplained: float, variance: float) -> float:

@@ -210,11 +210,14 @@ class Worker:
         self.debug_tensors["rewards"] = reward.total
         metrics = self.reduce_metrics(rollout, reward, log_prior, stop)
         # Advantages, and the critic's targets.
+        scale = self.learner.return_scale
+        if not scale.is_known:
+            unit = ppo.first_unit(reward.total)
+            values, next_values = unit * values, unit * next_values
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
         advantages, targets = self.terms.credit(task, reward, values, next_values, terminated, ended)
         normalized = self.terms.normalized(task, advantages, targets, self.team)
-        scale = self.learner.return_scale
         self.learner.critic.rescale(*scale.update(normalized.target_sums))
         metrics.update(explained_variance=normalized.explained_variance, return_scale=float(scale.std.mean()))
         batch = ppo.Batch(
