@@ -104,6 +104,7 @@ ROOMS = [
     Mutant("learning/ppo.py", "kl > 2.0 * desired", "kl < 2.0 * desired", PPO, "adaptive learning rate"),
     Mutant("learning/ppo.py", "ratios - 1.0 - log_ratios", "ratios - 1.0 + log_ratios", PPO, "estimate of the KL"),
     Mutant("learning/terms.py", "squares / count - means.square()", "squares / count", WORKER, "advantages scaled by their root mean square"),
+    Mutant("learning/worker.py", "unit * values, unit * next_values", "values, next_values", WORKER, "a critic's first outputs drown small rewards"),
     Mutant("learning/ppo.py", "return 1.0 - unexplained / variance", "return unexplained / variance", WORKER, "what the critic explains upside down"),
     Mutant("learning/worker.py", "fit_actor and explained > MIN_EXPLAINED_VARIANCE", "fit_actor", WORKER, "weights move where the critic cannot follow"),
     Mutant("learning/worker.py", "warmup and (enough or", "warmup or (enough and", WORKER, "the actor does not wait for its critic"),
