@@ -49,7 +49,7 @@ def test_environments_that_are_stepped_at_once_answer_as_one_after_the_other(nam
     rollouts = []
     for make in (GymnasiumEnvs, at_once.batch):
         cuts = np.array([0, 3, 0, 5])
-        collector = Collector(make(tiny(name), 4, 7), 20, torch.Generator().manual_seed(0), True, cuts)
+        collector = Collector(make(tiny(name), 4, 7), 20, torch.Generator().manual_seed(0), cuts)
         rollouts.append(collector.collect(as_policy(of_both())))
     one, other = rollouts
     for part in ("observations", "next_observations", "env_actions", "basic", "terminated", "truncated", "ages"):
