@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
 
 from repolicy.envs.names import Make, env_maker, parse_env_name
 from repolicy.envs.step import NUMBERS, Batch, check_reward, flatten_observations, shapes
@@ -75,8 +76,12 @@ class EnvPoolEnvs(Batch):
 
     @property
     def steps_a_second(self) -> float:
-        """Control steps per second of simulated time; 30 where the task does not say."""
-        return 1.0 / float(getattr(self._pool.spec.config, "ctrl_dt", 1.0 / 30.0))
+        """Control steps per second of simulated time; 30 where neither the task nor Gymnasium's of that id says."""
+        if (period := getattr(self._pool.spec.config, "ctrl_dt", None)) is not None:
+            return 1.0 / float(period)
+        named = gymnasium.registry.get(parse_env_name(self.name).plain)
+        creator = load_env_creator(str(named.entry_point)) if named else None
+        return float(getattr(creator, "metadata", {}).get("render_fps") or 30)
 
     def render(self) -> np.ndarray:
         """Return a picture of the first environment, `[H, W, 3]`."""
