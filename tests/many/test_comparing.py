@@ -203,6 +203,8 @@ def test_the_limits_of_the_new_file_are_shown_and_decide_nothing(tmp_path: Path)
         row = {row.title: row for row in found.rows["mean"]}[title]
         assert row.old == evaluate(old, episodes=5, trust=True).limits["first<=-9"].mean()
         assert [row.title for row in found.deciding_rows] == ["return"]
+    named = compare(*files, addon=(), episodes=5, trust=True)  # as in `evaluate`, a named wish leaves the limits out
+    assert title not in {row.title for row in named.rows["mean"]}
 
 
 def test_without_a_reward_a_wish_decides_alone() -> None:

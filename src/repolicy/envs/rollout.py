@@ -94,9 +94,7 @@ class Rollout:
     """T steps of N environments."""
 
     observations: np.ndarray  # [T + 1, N, O] raw; the last is the one to act on next
-    env_size: (
-        int  # entries that the environment shows a policy, prior or add-on; dials' places and the critic's part follow
-    )
+    env_size: int  # entries that the environment shows a policy; dials' places and the critic's part follow
     actions: Tensor  # [T, N, A] as the policy sampled them
     env_actions: np.ndarray  # [T, N, A] as the environment received them
     log_probs: Tensor  # [T, N] log π of the actions under the policy that acted

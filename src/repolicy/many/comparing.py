@@ -18,6 +18,7 @@ import torch
 
 from repolicy.addons import (
     Addon,
+    Limit,
     Wish,
     addon_names,
     addons_from_card,
@@ -235,7 +236,8 @@ def compare(
         new: the policy that is to replace it.
         env: an id, or a function that makes one environment; by default the one that the files name.
         not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
-        addon: the wish that decides beside the return; by default those of both policies' files. () is none.
+        addon: the wish that decides beside the return; by default those of both policies' files, whose limits are
+            shown, too. () is none.
         sampled: let sampled actions decide, not mean actions; for generative policies they always decide.
         error: the largest probability of each wrong verdict, except for losses that are rare and larger than all seen.
         episodes: the largest number of episodes of each policy, with each kind of action.
@@ -251,6 +253,7 @@ def compare(
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     check_counts(episodes=episodes)
     sides, env = open_policies(old, new, env, options, new_options, trust)
+    is_own_wish = addon is None
     if addon is None:
         wishes = [wish for side in sides for wish in addons_from_card(side.card, side.path, trust)]
         addon = tuple({addon_names.split_weight(wish)[0]: wish for wish in wishes}.values())  # the new file's weight
@@ -258,9 +261,10 @@ def compare(
         addon = load_addon(addon, env)
     backend = backend_from_card(sides[1].card, env, resolve_backend(backend, *(side.agent for side in sides)))
     agents = [_fit_to_env(side, env, backend) for side in sides]  # each with its environment's name
-    # The limits that the new one was held to are reported, else those of the old one.
-    texts = [fitting_limits(side.agent, side.card, side.path, env, backend, trust) for side in reversed(sides)]
-    limits = parse_limits(texts[0] or texts[1], env)
+    limits = tuple[Limit, ...]()
+    if is_own_wish:  # the limits that the new one was held to, else those of the old one
+        texts = [fitting_limits(side.agent, side.card, side.path, env, backend, trust) for side in reversed(sides)]
+        limits = parse_limits(texts[0] or texts[1], env)
     kinds = ("mean", "sampled") if parse_env_name(env).is_judged_by_mean and not sampled else ("sampled", "mean")
     is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}
