@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from repolicy.llm.dpo import DecomposedDPOTrainer as DecomposedDPOTrainer
     from repolicy.llm.grpo import ResidualGRPOConfig as ResidualGRPOConfig
     from repolicy.llm.grpo import ResidualGRPOTrainer as ResidualGRPOTrainer
-    from repolicy.llm.mixing import SAMPLING as SAMPLING
     from repolicy.llm.mixing import DialedGenerator as DialedGenerator
     from repolicy.llm.mixing import dial as dial
     from repolicy.llm.q_adapter import QAdapterConfig as QAdapterConfig
