@@ -58,7 +58,6 @@ def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_w
     assert "\n".join(ended) in said
     assert " ".join(ended) in words.replace("\n", " ")
     assert all(title in page for title in ("KL to the prior", "Task&#x27;s reward a step", "log prior, a step"))
-    assert page.count("<rect") > 10  # episode by episode
     again = runner(algorithm=how, env=Drift(count=40))
     again.load(str(tmp_path / "model_2.pt"))
     again.learn(1)

@@ -1,13 +1,11 @@
-"""Pieces that the pages of runs, hosts, dials and sweeps share: tables, tiles, histograms and films of evaluations."""
+"""Pieces that the pages of runs, hosts, dials and sweeps share: tables and films of evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from repolicy.differences import Difference
 from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
-from repolicy.evaluation import ACTIONS, Evaluation, differences
-from repolicy.report import charts, page
+from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
 from repolicy.text import Say, format_number
@@ -15,8 +13,6 @@ from repolicy.text import Say, format_number
 FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
 
-UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
-REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
@@ -37,37 +33,6 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
     return ["mean ± std" if has_std else "one episode", *titles.values()], rows
 
 
-def reward_tiles(evaluations: dict[str, Evaluation], among: int = 1) -> list[page.Tile]:
-    """Return the few numbers that a reader looks for first, each with its change from the prior (see `verdict`)."""
-    *_, after = evaluations.values()
-    changes = differences(evaluations["prior"], after, comparisons=2 * among) if "prior" in evaluations else {}
-    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
-    return [
-        page.Tile(
-            column.title, format_number(column.mean), *_tile_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {ACTIONS[after.action]}",
-        )
-        for name, column in after.columns.items() if name in wanted
-    ]  # fmt: skip
-
-
-def _tile_change(name: str, change: Difference | None) -> tuple[str, str]:
-    """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
-    if change is None:
-        return "", ""
-    before = f"prior {format_number(change.before)}"
-    if not change.is_significant:
-        return f"no certain difference ({change}); {before}", ""
-    higher = change.value > 0
-    words = "higher" if higher else "lower"
-    standing = ""
-    if name in REWARDS:
-        words = standing = "better" if higher else "worse"
-    if name == "log_prior_a_step":
-        words += " (more like the prior)" if higher else " (less like the prior)"
-    return f"{'▲' if higher else '▼'} {change.unsigned} {words}; {before}", standing
-
-
 def film_caption(agent: str, evaluation: Evaluation) -> str:
     """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
     columns = evaluation.columns
@@ -86,21 +51,6 @@ def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) 
     """Return both kinds of action, the one that decides first."""
     env = next(iter(mean.values())).env
     return (mean, sampled) if parse_env_name(env).is_judged_by_mean else (sampled, mean)
-
-
-def distribution_section(evaluations: dict[str, Evaluation]) -> str:
-    """Return histograms of the episodes' rewards: at most two quantities, each of all agents."""
-    columns = {agent: evaluation.columns for agent, evaluation in evaluations.items()}
-    shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
-    wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
-    action = ACTIONS[next(iter(evaluations.values())).action]
-    histograms = ""
-    for name in [name for name in wanted if name in shared][:2]:
-        quantities = {agent: each[name] for agent, each in columns.items()}
-        title = f"{next(iter(quantities.values())).title} of an episode, {action}"
-        histograms += charts.histogram({agent: column.values for agent, column in quantities.items()}, title)
-    note = "The number of the evaluation's episodes that earned so much."
-    return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)
 
 
 def films_for_page(shots: Sequence[Shot], say: Say = lambda _: None) -> tuple[list[bytes], str]:

@@ -24,11 +24,9 @@ from repolicy.report.learning_curves import learning_section
 from repolicy.report.pieces import (
     by_action,
     deciding_first,
-    distribution_section,
     films_for_page,
     prior_pairs,
     reward_table,
-    reward_tiles,
 )
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
@@ -143,12 +141,10 @@ def _sections(
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
     objective = {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
     return [
-        page.tiles(reward_tiles(judged)),
         page.section(
             "How it moves", films, note="In real time, with the mean action; what an episode earns is its total reward."
         ),
         page.section("What it earns", page.table(*reward_table(by_action(mean, sampled))), note=note),
-        distribution_section(judged),
         learning_section(folder, request, sampled, has_clone="prior_is" in saved.card),
         page.section(
             "The same again",
