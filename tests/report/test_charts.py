@@ -1,9 +1,7 @@
 """Drawings say no more than the numbers do: what hardly moves looks like it, and every curve has the same steps."""
 
 import dataclasses
-import math
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from repolicy.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import LEFT, MAX_MARKED_POINTS, Axes, curve, histogram, place_labels
+from repolicy.report.charts import MAX_MARKED_POINTS, Axes, curve, histogram
 from repolicy.report.learning_curves import learning_section, reference_levels
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -133,33 +131,6 @@ def test_the_metric_is_a_curve_under_its_own_name(tmp_path: Path) -> None:
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1
-
-
-def test_names_stand_off_the_points_the_path_and_each_other() -> None:
-    axes = Axes([0.0, 1.0], [0.0, 1.0], 400, 300)
-    at = [(200.0, 150.0), (230.0, 140.0), (260.0, 150.0), (300.0, 250.0)]
-    names = ["prior", "ω′ 0.1", "ω′ 0.3", "ω′ 1"]
-    found = place_labels(names, at, at, axes)
-    boxes = [(x - 4 * len(name), x + 4 * len(name), y - 12, y + 3) for name, (x, y) in zip(names, found, strict=True)]
-    for index, (left, right, top, foot) in enumerate(boxes):
-        assert left >= LEFT
-        assert right <= 400
-        assert foot < axes.height - axes.bottom
-        assert not any(left < x < right and top < y < foot for x, y in at)
-        for (x1, y1), (x2, y2) in pairwise(at):
-            shares = np.linspace(0, 1, 50)
-            assert not any(left < x1 + s * (x2 - x1) < right and top < y1 + s * (y2 - y1) < foot for s in shares)
-        for other in boxes[:index]:
-            assert right < other[0] or other[1] < left or foot < other[2] or other[3] < top
-
-
-def test_a_name_is_nearest_to_its_own_point() -> None:
-    """Two points close to each other at the upper edge, where there is room for a name beside each."""
-    at = [(230.0, 200.0), (150.0, 28.0), (150.0, 48.0), (180.0, 80.0)]
-    names = ["prior", "ω′ 0.1", "ω′ 1", "ω′ 3"]
-    found = place_labels(names, at, [*at[1:], at[0]], Axes([0.0, 1.0], [0.0, 1.0], 400, 300))
-    for (x, y), own in zip(found, at, strict=True):
-        assert min(at, key=lambda point: math.dist(point, (x, y - 5.0))) == own
 
 
 def test_axes_say_what_they_are() -> None:

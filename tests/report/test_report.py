@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from repolicy.addons.addon import combine_addons
 from repolicy.cli import main as cli
 from repolicy.differences import Column, rounded
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 
 import numpy as np
 
@@ -137,42 +136,6 @@ def histogram(series: Mapping[str, np.ndarray], title: str, unit: str = "episode
     means = ", ".join(f"{name} {format_number(float(sample.mean()))} on average" for name, sample in series.items())
     chart = axes.svg(content, f"{title}: {means}")
     return f'<figure class="chart">{chart}<figcaption class="below">{escape(title)}</figcaption></figure>'
-
-
-Position = tuple[float, float]
-
-
-def place_labels(
-    labels: Sequence[str], points: Sequence[Position], path: Sequence[Position], axes: Axes
-) -> list[Position]:
-    """Return a position for each point's label, the middle of its baseline.
-
-    Each label takes the candidate position that covers the fewest points, parts of the path and earlier labels, and is
-    nearer to its own point than to another.
-    """
-    taken = [*points]
-    for start, end in pairwise(map(np.array, path)):
-        taken += [start + share * (end - start) for share in np.linspace(0, 1, 40)]
-    positions: list[Position] = []
-    for index, (label, (x, y)) in enumerate(zip(labels, points, strict=True)):
-        half = 4.0 * len(label) + 2
-        offsets = [(sign * dx, dy) for dx in (0, half + 12) for dy in (-16, 26, 5, -30, 40) for sign in (1, -1)]
-        candidates = [(x + dx, y + dy) for dx, dy in offsets if dx or dy != 5]
-        fewest = math.inf
-        for px, py in candidates:
-            left, right, top, bottom = px - half, px + half, py - 13, py + 4
-            covered = sum(left < tx < right and top < ty < bottom for tx, ty in taken)
-            if left <= axes.left or right >= axes.width or top < 0 or bottom >= axes.height - axes.bottom:
-                covered += 99  # it would leave the chart
-            gaps = [math.hypot(max(left - tx, tx - right, 0), max(top - ty, ty - bottom, 0)) for tx, ty in points]
-            if gaps[index] > min(gaps):
-                covered += 50  # it would be read as another point's
-            if covered < fewest:
-                fewest, best, box = covered, (px, py), (left, right, top, bottom)
-        left, right, top, bottom = box
-        taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + bottom) / 2, bottom)]
-        positions.append(best)
-    return positions
 
 
 def line(css_class: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -14,7 +14,6 @@ FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
 
 
-
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """Return all evaluations, with the kind of action in their names."""
     every = (item for each in (mean, sampled) for item in each.items())

@@ -21,13 +21,7 @@ from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, find_policy, read_policy, restore_decoder, shipped_names
 from repolicy.report import dial_page, page
 from repolicy.report.learning_curves import learning_section
-from repolicy.report.pieces import (
-    by_action,
-    deciding_first,
-    films_for_page,
-    prior_pairs,
-    reward_table,
-)
+from repolicy.report.pieces import by_action, deciding_first, films_for_page, prior_pairs, reward_table
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
 from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, recipe

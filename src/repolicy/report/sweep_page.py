@@ -10,17 +10,10 @@ from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.pieces import (
-    by_action,
-    film_caption,
-    films_for_page,
-    prior_pairs,
-    reward_table,
-)
+from repolicy.report.pieces import by_action, film_caption, films_for_page, prior_pairs, reward_table
 from repolicy.report.verdict import basis, verdict
 from repolicy.text import Say, capitalize, format_count, format_number
 
-MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
 SCRIPT = (Path(__file__).parent / "sliders.js").read_text()
 
 
@@ -177,15 +170,11 @@ def tradeoff_chart(swept: SweepResult) -> str:
         attributes = f'data-point="{index - 1}"' if index else ""
         content += charts.circle("point" if index else "prior", px, py, 6.5, tip, attributes)
 
-    labelled = list(range(len(names)))
-    if len(names) > MAX_LABELS:
-        ringed = [index + 1 for index in (swept.knee, swept.best) if index is not None]
-        labelled = sorted({0, 1, len(names) - 1, *ringed})
-    labels = [names[index] for index in labelled]
-    for name, (x, y) in zip(
-        labels, charts.place_labels(labels, [places[i] for i in labelled], path, axes), strict=True
-    ):
-        content += charts.text("label", x, y, name, "middle")
+    # The prior's name stands below it, because a point is often near. Points between the ends show theirs on a hover.
+    ringed = [index + 1 for index in (swept.knee, swept.best) if index is not None]
+    for index in sorted({0, 1, len(names) - 1, *ringed}):
+        x, y = places[index]
+        content += charts.text("label", x, y - 16 if index else y + 26, names[index], "middle")
     numbers = [
         f"{name} {format_number(x)}, {format_number(y)}"
         for name, (x, _), (y, _) in zip(names, costs, gains, strict=True)
