@@ -30,48 +30,16 @@ for (const button of document.querySelectorAll("button.copy")) {
   });
 }
 
-// Films in step: all visible films start together, and start again when the last one has ended.
-const together = document.querySelector("#together");
-const filmed = () => [...document.querySelectorAll("figure:not([hidden]) > video")];
+// All visible films start together, and start again when the last one has ended.
 const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-let running = false;
-function tell(now) {
-  running = now;
-  if (together) together.textContent = running ? "pause all" : "play all in step";
-}
+const filmed = () => [...document.querySelectorAll(".films > figure:not([hidden]) > video")];
 function begin() {
-  for (const video of document.querySelectorAll("figure[hidden] > video")) video.pause();
+  for (const video of document.querySelectorAll(".films > figure > video")) video.pause();
   for (const video of filmed()) {
     video.currentTime = 0;
-    video.play().catch(() => tell(filmed().some((other) => !other.paused))); // a browser may wait for a click
+    if (!still) video.play().catch(() => {}); // a browser may wait for a click
   }
-  tell(true);
 }
-if (together && filmed().length) {
-  together.hidden = false;
-  together.addEventListener("click", () => {
-    if (!running) return begin();
-    tell(false);
-    filmed().forEach((video) => video.pause());
-  });
-  for (const video of document.querySelectorAll("video")) {
-    video.addEventListener("play", () => tell(true));
-    video.addEventListener("pause", () => {
-      if (filmed().every((other) => other.paused) && filmed().some((other) => !other.ended)) tell(false);
-    });
-    video.addEventListener("ended", () => running && filmed().every((other) => other.ended) && begin());
-  }
-  tell(false);
-  if (!still) begin();
-}
-
-// A table that is wider than the screen shows a hint until the reader has scrolled to its end.
-function cue(scroll) {
-  const left = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
-  scroll.classList.toggle("more", left > 2);
-  scroll.parentElement.querySelector(".cue").hidden = left <= 2;
-}
-const cues = () => document.querySelectorAll(".scroll").forEach(cue);
-for (const scroll of document.querySelectorAll(".scroll")) scroll.addEventListener("scroll", () => cue(scroll));
-addEventListener("resize", cues);
-cues();
+for (const video of document.querySelectorAll(".films > figure > video"))
+  video.addEventListener("ended", () => filmed().every((other) => other.ended) && begin());
+begin();

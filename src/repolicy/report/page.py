@@ -3,7 +3,7 @@
     page("Hopper-v4", [section("Table", table([...], [...]))])
 
 Colors follow the reader's dark or light setting. The JavaScript shows the value of a curve under the pointer, plays
-films in step, and copies commands.
+all films together, and copies commands.
 """
 
 import base64
@@ -62,9 +62,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
         first = f'<th scope="row">{escape(row[0])}</th>'
         body += f"<tr {attributes[index] if attributes else ''}>{first}{cells}</tr>\n"
     return (
-        f'<div class="wide"><div class="scroll" role="group" aria-label="table" tabindex="0">'
+        f'<div class="scroll" role="group" aria-label="table" tabindex="0">'
         f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
-        f'<p class="cue" hidden>There is more to the right: scroll the table.</p></div>'
     )
 
 
@@ -79,8 +78,7 @@ def film(content: bytes, caption: str, kind: str, attributes: str = "") -> str:
 def films(figures: Sequence[str], complaint: str = "") -> str:
     if complaint:
         return f'<p class="complaint">No films: {escape(complaint)}.</p>'
-    button = '<button type="button" id="together" hidden>play all in step</button>'
-    return f'<div class="films">{"".join(figures)}</div>\n<p class="beneath">{button}</p>'
+    return f'<div class="films">{"".join(figures)}</div>'
 
 
 def command(words: str) -> str:

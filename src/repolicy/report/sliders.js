@@ -14,8 +14,7 @@ function show(index) {
   for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
   for (const mark of document.querySelectorAll("[data-point]"))
     mark.classList.toggle("chosen", mark.dataset.point === String(index));
-  cues();
-  if (running || !still) begin();
+  begin();
 }
 const selected = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
 for (const slider of sliders) slider.addEventListener("input", () => show(selected()));
