@@ -55,7 +55,7 @@ def measure_error_rates(kind: str, episodes: int, starts: str, runs: int, noise:
     false, by_two, contradicted = 0, 0, 0
     for _ in range(runs):
         pairs = null_run(kind, episodes, starts, noise)
-        sentences, hint = verdict(pairs), advice(pairs, Settings(), 1.0, 0.5, 1.0, "--omega")
+        sentences, hint = verdict(pairs), advice(pairs, Settings(), 1.0, "--omega")
         claims = [word for word in ("better", "worse") if word in sentences[0]]
         false += bool(claims)
         changes = [differences(*pair)["total_reward"] for pair in pairs]

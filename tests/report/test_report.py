@@ -260,22 +260,6 @@ def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, R
     assert report.next_step_hint(half, half.load_request(), []).startswith("go on with it (--resume)")
 
 
-def test_a_std_that_grew_without_a_limit_is_named(
-    runs: tuple[RunFolder, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copied(runs[1], tmp_path / "wide")
-    monkeypatch.setattr(RunFolder, "read_metrics", lambda _: {"std": [None, 0.2, 1.0, 5.0]})
-    evaluation = evaluate(read_policy(folder.policy).policy, ENV, 2, addon=combine_addons([CALM]))
-    hint = report.next_step_hint(folder, folder.load_request(), [(evaluation, evaluation)])
-    assert hint.startswith("its std has grown 25-fold")
-    monkeypatch.setattr("repolicy.report.verdict.FEW_STEPS", 0)
-    for last, is_told in ((-0.07, False), (-0.3, True)):  # a critic is judged by its last quarter, not its last number
-        metrics = {"explained_variance": [None, *[-9.0] * 6, 0.01, last]}
-        monkeypatch.setattr(RunFolder, "read_metrics", lambda _, metrics=metrics: metrics)
-        hint = report.next_step_hint(folder, folder.load_request(), [(evaluation, evaluation)])
-        assert ("its critic explained nothing" in hint) == is_told
-
-
 @pytest.mark.usefixtures("_no_renderer")
 def test_a_result_names_its_folder_and_is_trusted(runs: tuple[RunFolder, RunFolder]) -> None:
     result = Result(runs[1].path, 4096, True, {})  # its add-on is code

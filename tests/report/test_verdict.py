@@ -197,48 +197,32 @@ def test_what_is_won_is_told_in_its_own_units(mean: float, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by_mean", "by_samples", "drift", "explained", "told"),
+    ("by_mean", "by_samples", "drift", "told"),
     [
-        (20.0, 40.0, 0.01, -1.0, ""),
-        (0.1, 40.0, 0.01, 0.5, ""),  # a clear success by sampled actions is no doubtful one
-        (-20.0, 40.0, 2.0, 0.5, "to hold it more: a larger --omega"),
-        (-20.0, 40.0, 2.0, 0.5, "or a smaller budget (--kl-budget, --log-prior-budget); to see"),
-        (-20.0, -40.0, 2.0, -1.5, "explained nothing (explained variance −1.50): look less far ahead"),
-        (-20.0, -40.0, 2.0, -0.013, "to hold it more"),  # noise of a critic that is as good as the mean
-        (0.1, 0.1, 0.01, 0.5, "hardly moved: more --steps, or less --omega"),
-        (0.1, 0.1, 2.0, 0.5, "moved 2 nats a step away for no certain gain"),
+        (20.0, 40.0, 0.01, ""),
+        (0.1, 40.0, 0.01, ""),  # a clear success by sampled actions is no doubtful one
+        (-20.0, 40.0, 2.0, "to hold it more: a larger --omega"),
+        (-20.0, 40.0, 2.0, "or a smaller budget (--kl-budget, --log-prior-budget); to see"),
+        (0.1, 0.1, 0.01, "hardly moved: more --steps, or less --omega"),
+        (0.1, 0.1, 2.0, "moved 2 nats a step away for no certain gain"),
     ],
 )
-def test_hints_follow_the_verdict(by_mean: float, by_samples: float, drift: float, explained: float, told: str) -> None:
-    found = advice(both(by_mean, by_samples), Settings(), drift, explained, 9.0, "--omega")
-    wide = advice(both(by_mean, by_samples), Settings(), drift, explained, 100.0, "--omega")
+def test_hints_follow_the_verdict(by_mean: float, by_samples: float, drift: float, told: str) -> None:
+    found = advice(both(by_mean, by_samples), Settings(), drift, "--omega")
     assert told in found
-    assert bool(wide) == bool(told)
-    assert not wide or wide.endswith(
-        "100-fold, as its entropy is rewarded and nothing limits it: a smaller --alpha, or a larger --omega"
-    )
     assert bool(found) == bool(told)
     assert not ("hold it more" in found and "less --omega" in found)
 
 
-def test_a_run_of_few_steps_is_told_to_take_more_whatever_its_critic_explains() -> None:
-    for explained in (-1.5, 0.5):
-        assert advice(both(0.1, 0.1), Settings(steps=2000), 0.01, explained, 1.0, "--omega").startswith(
-            "more --steps: 2,000"
-        )
+def test_a_run_of_few_steps_is_told_to_take_more() -> None:
+    assert advice(both(0.1, 0.1), Settings(steps=2000), 0.01, "--omega").startswith("more --steps: 2,000")
 
 
 def test_a_run_with_a_share_to_keep_is_told_of_no_budget() -> None:
     """The command refuses one beside it."""
-    found = advice(both(-20.0, -40.0), Settings(keep=0.9), 2.0, 0.5, 1.0, "")
+    found = advice(both(-20.0, -40.0), Settings(keep=0.9), 2.0, "")
     assert "more --steps, as --keep" in found
     assert "budget" not in found
-
-
-def test_a_wish_that_no_episode_differs_in_is_told() -> None:
-    old, new = (dataclasses.replace(each, addon=NONE) for each in both(-20.0, 0.1)[0])
-    found = advice([(old, new)], Settings(steps=2000), 0.01, 0.5, 1.0, "")
-    assert found.startswith("the wish was the same in every episode")
 
 
 def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else_is_broken() -> None:

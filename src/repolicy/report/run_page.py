@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
 from repolicy.addons import TRUST_HINT, Addon, Limit, check_trust, combine_addons
 from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, evaluation_backend, parse_env_name
@@ -170,12 +168,8 @@ def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -
     if folder.unfinished_notice(request):
         return "go on with it (--resume): only a run that is finished tells what to change"
     is_weight_fixed = request.objective.omega and request.settings.budget is None  # a budget moves it
-    prior_kl, stds, explained = (_logged(folder, name) for name in ("prior_kl", "std", "explained_variance"))
-    return advice(
-        pairs, request.settings, prior_kl[-1] if prior_kl else math.inf,
-        float(np.mean(explained[-math.ceil(len(explained) / 4) :])) if explained else 0.0,
-        stds[-1] / stds[0] if stds else 1.0, "--omega" if is_weight_fixed else "",
-    )  # fmt: skip
+    prior_kl = [math.inf, *_logged(folder, "prior_kl")][-1]
+    return advice(pairs, request.settings, prior_kl, "--omega" if is_weight_fixed else "")
 
 
 def _logged(folder: RunFolder, name: str) -> list[float]:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from repolicy.addons import Limit
 from repolicy.differences import Difference, rounded, value_and_error
 from repolicy.envs import parse_env_name
@@ -21,9 +19,7 @@ from repolicy.text import format_count, format_number, with_minus
 
 LIMIT_ERRORS = 2.0  # a limit counts as broken from so many standard errors beyond it
 FEW_STEPS = 100_000  # steps of a run, below which nothing but more of them is advised
-MIN_EXPLAINED_VARIANCE = -0.05  # of the returns, below which the critic is worse than their mean, beyond its noise
 HARDLY_MOVED_KL = 0.1  # nats per step to the prior, below which a policy has hardly moved
-MAX_STD_GROWTH = 10.0  # last std of the actions divided by the first, beyond which nothing limits it
 REWARD_WORDS = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
 
 Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
@@ -110,35 +106,20 @@ def advice(
     pairs: Sequence[Pair],
     settings: Settings,
     prior_kl: float,
-    explained_variance: float,
-    std_growth: float,
     hold_option: str,
 ) -> str:
     """Return what to try next; empty if some kind of action is significantly better and none is worse.
 
-    `prior_kl` is the KL to the prior in nats per step at the end of the run, `explained_variance` that of its critic in
-    the last quarter, `std_growth` the last std of actions divided by the first, and `hold_option` the command's option
-    that holds the policy to its prior (empty if there is none).
+    `prior_kl` is the KL to the prior in nats per step at the end of the run. `hold_option` is the command's option that
+    holds the policy to its prior (empty if there is none).
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     quantity = _deciding_quantity(changes[0])
     significant = [each[quantity].value for each in changes if each[quantity].is_significant]
     if significant and min(significant) > 0:
         return ""
-    if std_growth > MAX_STD_GROWTH:
-        growth = f"its std has grown {std_growth:.3g}-fold, as its entropy is rewarded and nothing limits it"
-        return f"{growth}: a smaller --alpha" + (f", or a larger {hold_option}" if hold_option else "")
-    wishes = [each.addon for pair in pairs for each in pair if each.addon is not None]
-    if wishes and np.ptp(np.concatenate(wishes)) == 0.0:
-        return (
-            "the wish was the same in every episode, so nothing in it can be learned: make it less rare, or begin as a "
-            "policy that meets it (--init)"
-        )
     if settings.steps < FEW_STEPS:
         return f"more --steps: {settings.steps:,} are few beside the usual million"
-    if explained_variance < MIN_EXPLAINED_VARIANCE:
-        explained = format_number(explained_variance)
-        return f"its critic explained nothing (explained variance {explained}): look less far ahead (--gamma 0.9)"
     if not significant and prior_kl < HARDLY_MOVED_KL:
         return "it has hardly moved: more --steps" + (f", or less {hold_option}" if hold_option else "")
     if not significant:
