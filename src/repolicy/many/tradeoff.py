@@ -1,7 +1,6 @@
 """The result of a sweep over ω′: what each point keeps of the basic reward, what it gains, and where the knee is."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,6 @@ from repolicy.differences import Column, difference
 from repolicy.envs import Backend, parse_env_name
 from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.files import replace_nonfinite
-from repolicy.many.sweep_folder import SweepFolder
 from repolicy.policies import Policy
 from repolicy.runs import format_table
 from repolicy.text import format_number, with_minus
@@ -224,8 +222,7 @@ class SweepResult:
         chosen = self.knee if self.knee is not None else self.best
         if chosen is not None and self.has_a_run_a_point:
             point = self.points[chosen]
-            file = f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}"
-            lines.append(f"{file}; to train it for longer: {self.longer(point)}")
+            lines.append(f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -243,14 +240,6 @@ class SweepResult:
             "knee": None if self.knee is None else self.points[self.knee].omega,
         }
         return dict(replace_nonfinite(content))
-
-    def longer(self, point: Point) -> str:
-        """Return the command that trains one point for ten times as long."""
-        steps = str(10 * self.request["settings"]["steps"])
-        arguments = SweepFolder(self.folder).point_arguments(self.request, point.omega)
-        return shlex.join(
-            ["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.policy.parent}-longer"]
-        )
 
 
 def evaluate_point(

@@ -8,7 +8,7 @@ from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
-from repolicy.text import Say, format_number
+from repolicy.text import Say
 
 FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
@@ -30,15 +30,6 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
         rows.append([agent, *(each[name].describe(sizes[name]) if name in each else "–" for name in titles)])
     has_std = any(len(each.basic) > 1 for each in evaluations.values())
     return ["mean ± std" if has_std else "one episode", *titles.values()], rows
-
-
-def film_caption(agent: str, evaluation: Evaluation) -> str:
-    """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
-    columns = evaluation.columns
-    wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
-    wanted.append("metric" if "metric" in columns else "addon_reward")
-    parts = [f"{columns[name].title} {format_number(columns[name].mean)}" for name in wanted if name in columns]
-    return f"{agent}, mean action{':' if evaluation.deterministic else '; sampled,'} on average {', '.join(parts)}"
 
 
 def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:

@@ -10,7 +10,7 @@ from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.pieces import by_action, film_caption, films_for_page, prior_pairs, reward_table
+from repolicy.report.pieces import by_action, films_for_page, prior_pairs, reward_table
 from repolicy.report.verdict import basis, verdict
 from repolicy.text import Say, capitalize, format_count, format_number
 
@@ -30,7 +30,6 @@ def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
         f"{swept.request['settings']['steps']:,} steps each. {capitalize(swept.verdict)}."
     )
     failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
-    longer = [at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)]
     parts = [
         page.words(),
         page.section(
@@ -42,7 +41,7 @@ def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
         ),
         page.section("The trade-off", tradeoff_chart(swept), note=tradeoff_note(swept)),
         page.section("Every point", points_table(swept), *failures, note=points_note(swept)),
-        page.section("Train one for longer", *longer, page.settings(swept.request["settings"])),
+        page.section("How each was trained", page.settings(swept.request["settings"])),
     ]
     title = f"{parse_env_name(env).title} with {addons}: choosing ω′"
     return page.write(swept.folder / "report.html", title, lead, parts, SCRIPT)
@@ -54,10 +53,9 @@ def write_sweep_report(swept: SweepResult, say: Say = lambda _: None) -> Path:
 def film_figures(swept: SweepResult, films: Sequence[bytes]) -> list[str]:
     """Return the prior's film, which is always shown, and each point's film, which the slider selects."""
     prior, *rest = films
-    figures = [page.film(prior, film_caption("prior", swept.prior.main_evaluation), "prior")]
+    figures = [page.film(prior, "prior, mean action", "prior")]
     for index, (point, film) in enumerate(zip(swept.points, rest, strict=True)):
-        caption = film_caption(swept.name(point), point.main_evaluation)
-        figures.append(page.film(film, caption, "customized", f'data-shown="{index}"'))
+        figures.append(page.film(film, f"{swept.name(point)}, mean action", "customized", f'data-shown="{index}"'))
     return figures
 
 
