@@ -1,6 +1,5 @@
 """Draw charts as SVG: curves over steps, histograms, and the axes and shapes of which pages make other charts."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,7 +13,6 @@ WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
 CURVE_POINTS = 240
 UNIT_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-MAX_MARKED_POINTS = 30  # a curve of more points has no marks
 
 
 class Axes:
@@ -58,8 +56,8 @@ class Axes:
             parts.append(text("tick", x, base + 18, label, "end" if x > end - 14 else "middle"))
         return "".join([*parts, line("axis", self.left, base, end, base)])
 
-    def svg(self, content: str, label: str, attributes: str = "") -> str:
-        tag = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}" {attributes}>'
+    def svg(self, content: str, label: str) -> str:
+        tag = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}">'
         return f"{tag}{content}</svg>"
 
 
@@ -91,15 +89,11 @@ def curve(
         content += text("level", axes.width - RIGHT, y_label, f"{name} {short_number(value)}", "end")
     path = "M" + "L".join(f"{_coordinate(axes.x(x))},{_coordinate(axes.y(y))}" for x, y in points)
     content += f'<path class="line" d="{path}"/>'
-    if len(points) <= MAX_MARKED_POINTS:
-        content += "".join(circle("mark", axes.x(x), axes.y(y), 2.4) for x, y in points)
-    content += '<circle class="dot" r="3.5" hidden="hidden"/>'
-    data = [[round(axes.x(x), 1), round(axes.y(y), 1), short_number(x), format_value(y)] for x, y in points]
     first, last = (format_value(pairs[index][1]) for index in (0, -1))
     level_words = "".join(f"; {name}: {format_value(value)}" for name, value in levels.items())
     label = f"{title}: from {first} to {last} over {short_number(float(points[-1, 0]))} steps{level_words}"
     head = f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
-    return head + axes.svg(content, label, f"data-points='{escape(json.dumps(data))}'") + "</figure>"
+    return f"{head}{axes.svg(content, label)}</figure>"
 
 
 def chart_grid(figures: Sequence[str]) -> str:

@@ -42,8 +42,7 @@ CURVES = [
     Curve("kl", "KL of an update, nats", 0.01),
 ]
 CURVES_NOTE = (
-    "With sampled actions unless the title says otherwise, over steps. The number beside a title is the "
-    "last value, or the value under the pointer."
+    "With sampled actions unless the title says otherwise, over steps. The number beside a title is the last value."
 )
 OF_AN_EPISODE = "“Of an episode” is from short evaluations or from the episodes that ended in training."
 

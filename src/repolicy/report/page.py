@@ -2,8 +2,7 @@
 
     page("Hopper-v4", [section("Table", table([...], [...]))])
 
-Colors follow the reader's dark or light setting. The JavaScript shows the value of a curve under the pointer, plays
-all films together, and copies commands.
+Colors follow the reader's dark or light setting. The JavaScript plays all films together, and copies commands.
 """
 
 import base64
