@@ -2,7 +2,7 @@
 
     page("Hopper-v4", [section("Table", table([...], [...]))])
 
-Colors follow the reader's dark or light setting. The JavaScript plays all films together, and copies commands.
+Colors follow the reader's dark or light setting. The JavaScript plays all films together.
 """
 
 import base64
@@ -81,8 +81,7 @@ def films(figures: Sequence[str], complaint: str = "") -> str:
 
 
 def command(words: str) -> str:
-    button = '<button type="button" class="copy">copy</button>'
-    return f'<div class="command"><pre><code>{escape(words)}</code></pre>{button}</div>'
+    return f'<div class="command"><pre><code>{escape(words)}</code></pre></div>'
 
 
 # The words of all pages, for readers who know neither the method nor the manual.
