@@ -168,11 +168,14 @@ def tradeoff_chart(swept: SweepResult) -> str:
         attributes = f'data-point="{index - 1}"' if index else ""
         content += charts.circle("point" if index else "prior", px, py, 6.5, tip, attributes)
 
-    # The prior's name stands below it, because a point is often near. Points between the ends show theirs on a hover.
+    # The prior's name stands beside it, because a point is often above. Points between the ends show theirs on a hover.
+    x, y = places[0]
+    is_right = x > 0.5 * axes.width
+    content += charts.text("label", x - 12 if is_right else x + 12, y + 5, "prior", "end" if is_right else "start")
     ringed = [index + 1 for index in (swept.knee, swept.best) if index is not None]
-    for index in sorted({0, 1, len(names) - 1, *ringed}):
+    for index in sorted({1, len(names) - 1, *ringed}):
         x, y = places[index]
-        content += charts.text("label", x, y - 16 if index else y + 26, names[index], "middle")
+        content += charts.text("label", x, y - 16, names[index], "middle")
     numbers = [
         f"{name} {format_number(x)}, {format_number(y)}"
         for name, (x, _), (y, _) in zip(names, costs, gains, strict=True)
