@@ -25,7 +25,7 @@ from repolicy.planning.keeping import Labeler, distill
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CopyModel
-from repolicy.planning.value import rollouts_in
+from repolicy.planning.value import rewards_of, rollouts_in
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -107,6 +107,15 @@ def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeyp
     stray.network.biases[-1].data[:6] += prior.std
     wish = evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
     assert mean_reward(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
+
+
+def test_the_judge_asks_for_the_same_nats_of_a_squashed_prior(prior):
+    """They are nats before tanh, in which a plan's noise is drawn, too."""
+    squashed = Policy(replace(prior.spec, family="squashed", clips=False))
+    squashed.load_state_dict(prior.state_dict())
+    rollout = rollouts_in(squashed, CHEETAH, 0)[0]
+    plain, after_tanh = (rewards_of(each, rollout, JUDGE) for each in (prior, squashed))
+    assert after_tanh == pytest.approx(plain, rel=1e-4, abs=1e-4)
 
 
 def test_where_no_episode_is_long_the_judge_counts_all_steps(prior, monkeypatch):

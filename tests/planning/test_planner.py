@@ -94,11 +94,16 @@ def test_evaluate_takes_it_and_the_same_seed_gives_the_same_episode(cheetah):
     assert np.array_equal(first.total, second.total)
 
 
-def test_a_wish_of_nothing_leaves_the_prior_s_actions():
+@pytest.mark.parametrize("family", ["gaussian", "squashed"])
+def test_a_wish_of_nothing_leaves_the_prior_s_actions(family):
     """The best candidate is the prior's own plan, and the coldest plan is the best candidate."""
     made = repolicy.plan(
         "halfcheetah", constant, omega=0.1, states=0.0, search=replace(SMALL, temperature=1e-9, warm=False)
     )
+    prior = Policy(replace(made.prior.spec, family=family, clips=family == "gaussian"))
+    prior.load_state_dict(made.prior.state_dict())
+    prior.log_std.data.zero_()  # so wide that samples saturate a tanh
+    made = replace(made, prior=prior)
     observations = np.random.default_rng(0).normal(0, 0.1, (3, 17)).astype(np.float32)
     assert np.allclose(made.act(observations), made.prior.predict(observations)[0])
     assert made.tally.kept == made.tally.decisions == 3

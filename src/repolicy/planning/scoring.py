@@ -10,7 +10,7 @@ from repolicy.addons import Addon
 from repolicy.envs import Info, PartialInfo, Transitions, stack_infos
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
-from repolicy.policies import Density, Policy
+from repolicy.policies import Density, Policy, log_tanh_slope
 from repolicy.policies.density import MAX_COST
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to the expected discounted reward from there, [B]
@@ -77,8 +77,8 @@ def simulated(
         has_ended[t + 1] = has_ended[t] | step.ended | step.failed
     info = PartialInfo(stack_infos(infos), model.unknown_info)
     transitions = Transitions(np.stack(visited[:-1]), np.stack(sent), np.stack(visited[1:]), info)
-    log_chosen, log_modes = (act.log_probs(torch.from_numpy(np.stack(actions))) for actions in (chosen, modes))
-    log_ratio = (log_chosen - log_modes).numpy()
+    stored = [torch.from_numpy(np.stack(actions)) for actions in (chosen, modes)]
+    log_ratio = log_ratio_of(prior, *map(act.log_probs, stored), *stored)
     rewards = step_rewards(score, transitions, log_ratio, has_ended[1:] & ~has_ended[:-1])
     # A plan must not gain by what comes after an end, unless that is where the prior's episodes lead.
     rewards[has_ended[:-1]] = 0.0 if score.may_end else (_lowest(rewards, samples) - score.end_cost)[has_ended[:-1]]
@@ -98,6 +98,19 @@ def _lowest(rewards: np.ndarray, samples: int) -> np.ndarray:
     steps, batch = rewards.shape
     lowest = rewards.reshape(steps, batch // samples, samples).min((0, 2))
     return np.broadcast_to(lowest.repeat(samples), rewards.shape)
+
+
+def log_ratio_of(
+    prior: Policy, log_chosen: torch.Tensor, log_modes: torch.Tensor, chosen: torch.Tensor, modes: torch.Tensor
+) -> np.ndarray:
+    """Return log π(a|s) − log π(m|s) `[T, B]`, from both log-probabilities and the stored actions `[T, B, A]`.
+
+    They are densities before any tanh, where m is the mode. After it, an action at a bound would be denser than m.
+    """
+    log_ratio = log_chosen - log_modes
+    if prior.family.squashes:
+        log_ratio = log_ratio + (log_tanh_slope(chosen) - log_tanh_slope(modes)).sum(-1)
+    return log_ratio.numpy()
 
 
 def step_rewards(score: Score, transitions: Transitions, log_ratio: np.ndarray, ends: np.ndarray) -> np.ndarray:

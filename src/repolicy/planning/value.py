@@ -11,7 +11,7 @@ from torch import Tensor
 from repolicy.envs import Rollout, probe_env
 from repolicy.errors import UsageError
 from repolicy.objective import residual
-from repolicy.planning.scoring import Score, Value, step_rewards
+from repolicy.planning.scoring import Score, Value, log_ratio_of, step_rewards
 from repolicy.policies import Adam, Mlp, Policy
 from repolicy.policies.density import ends_are_usual
 from repolicy.prepare.states import count_episodes, env_count, prior_rollouts
@@ -91,11 +91,13 @@ def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed:
     return value
 
 
+@torch.no_grad()
 def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
     """Return the score's reward of each step of a rollout, `[T, N]`."""
     observations = torch.from_numpy(rollout.observations[:-1])
-    modes = prior(observations).mode()
-    log_ratio = (prior.log_prob(observations, rollout.actions) - prior.log_prob(observations, modes)).numpy()
+    actions, modes = rollout.actions, prior(observations).mode()
+    log_chosen, log_modes = (prior.log_prob(observations, each) for each in (actions, modes))
+    log_ratio = log_ratio_of(prior, log_chosen, log_modes, actions, modes)
     return step_rewards(score, rollout.transitions, log_ratio, rollout.terminated)
 
 
