@@ -237,7 +237,7 @@ def test_a_std_before_tanh_is_fitted_where_tanh_is_not_flat(tmp_path: Path) -> N
     policy = load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
     assert policy.std.tolist() == pytest.approx([0.3], rel=0.1)
     np.savez(tmp_path / "d.npz", observations=states[:200] + 200.0, actions=torch.ones(200, 1))
-    with pytest.raises(UsageError, match="means are at the bounds of its actions, where recorded ones tell no std"):
+    with pytest.raises(UsageError, match="means or its recorded actions are at the bounds, where they tell no std"):
         load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
 
 

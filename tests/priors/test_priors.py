@@ -18,9 +18,10 @@ from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
 from repolicy.evaluation import run_episodes
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, make_policy
 from repolicy.prepare.beginning import open_prior
 from repolicy.priors.finding import find_policy
+from repolicy.priors.fitting import fit_std
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, wrap_prior
 from repolicy.priors.opening import is_code, load_policy, open_policy, prior_from_source, prior_source, read_policy
 from repolicy.readers.reading import Options
@@ -153,6 +154,29 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
     torch.testing.assert_close(
         again.log_prob(observations, actions), start.scoring_prior.log_prob(observations, actions)
     )
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_a_std_is_fitted_to_actions_within_the_bounds_alone(squashed: bool, tmp_path: Path) -> None:
+    """A clipped action tells how far the bound is, and its mean may be far beyond."""
+    bounds = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+    policy = make_policy(PolicySpec(1, bounds, "squashed" if squashed else "gaussian", (), clips=not squashed), 0)
+    states = torch.linspace(-3.0, 3.0, 3_000)[:, None]
+    with torch.no_grad():
+        policy.network.weights[0].fill_(3.0 if squashed else 1.0)
+        means = policy(states).mode()
+    before = means + 0.1 * torch.randn(3_000, 1)
+    actions = torch.tanh(before) if squashed else before.clip(-1.0, 1.0)
+    if squashed:  # noise of TD3, which follows the tanh, brings actions to a bound, and from there
+        actions[::4], actions[means > 6.0] = 1.0, 0.5
+    file = str(tmp_path / "d.npz")
+    np.savez(file, observations=states, actions=actions)
+    std, note = fit_std(policy, Options(std="fit", demonstrations=file))
+    assert std.tolist() == pytest.approx([0.1], rel=0.1)
+    assert f"without the {59 if squashed else 67}% of their numbers" in note
+    np.savez(file, observations=states + 9.0, actions=torch.ones(3_000, 1))
+    with pytest.raises(UsageError, match="means or its recorded actions are at the bounds, where they tell no std"):
+        fit_std(policy, Options(std="fit", demonstrations=file))
 
 
 def test_a_linked_file_keeps_what_lies_beside_its_link(tmp_path: Path) -> None:

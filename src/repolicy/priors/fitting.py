@@ -144,7 +144,7 @@ def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
 # `--std fit`: fit the std of a policy that has none to its recorded actions, by maximum likelihood --------------------
 
 
-EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh, and means beyond it do not count
+EDGE = 1.0 - 1e-4  # before atanh, actions and means beyond ± this do not count
 BOUND = 1.0 + 1e-3  # no action is beyond this, except for errors of the user; 1e-3 is for rounding
 MIN_ERRORS = 30  # number of errors that are needed for each number of an action
 
@@ -165,8 +165,9 @@ def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
     if data.discrete:
         raise UsageError(f"{data.name} holds choices, and choices have no std")
     errors = _errors_of_policy(prior, data) if isinstance(prior, Policy) else _errors_of_mean(prior, data)
-    if bool(((~errors.isnan()).sum(0) < MIN_ERRORS).any()):
-        why = "the policy's means are at the bounds of its actions, where recorded ones tell no std"
+    is_left_out = errors.isnan()
+    if bool(((~is_left_out).sum(0) < MIN_ERRORS).any()):
+        why = "the policy's means or its recorded actions are at the bounds, where they tell no std"
         raise UsageError(f"{data.name}: {why}: give one, such as --std 0.2")
     std = errors.double().square().nanmean(0).sqrt().float()
     if not bool((std > MIN_STD).all()):
@@ -176,13 +177,17 @@ def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
     width = f"{low:.3g}" if len(std) == 1 else f"{low:.3g} to {high:.3g}"
     costs = f"costs {len(std) / 2:g} nats a step, and ω′ times that in reward; with half the std, four times as much"
     fitted = f"the std, {width}, is fitted to the {len(data.actions):,} actions in {data.name}"
+    if bool(is_left_out.any()):
+        fitted += (
+            f", without the {100.0 * float(is_left_out.float().mean()):.2g}% of their numbers that are at the bounds"
+        )
     return std, f"{fitted}: how far these lie from the mean {costs}"
 
 
 def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
     """Return the differences `[M, A]` between recorded actions and the policy's means, before tanh if it has one.
 
-    A difference is NaN if tanh is flat at the mean: then the recorded action is the bound for any such mean.
+    A difference is NaN where a clip or a tanh hides how far the mean or the action lies beyond the bounds.
     """
     sizes = (policy.observation_size, policy.actions.width)
     recorded_sizes = (data.observations.shape[1], data.actions.shape[1])
@@ -191,14 +196,17 @@ def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
         raise UsageError(f"{data.name} has {describe(*recorded_sizes)}, and the policy {describe(*sizes)}")
     with torch.no_grad():
         means = policy(data.observations).mode()
+    low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
+    if policy.spec.clips:
+        return torch.where((means > low) & (means < high), data.actions - means, torch.nan)
     if not policy.family.squashes:
         return data.actions - means
-    low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
     actions = 2.0 * (data.actions - low) / (high - low) - 1.0
     if bool((actions.abs() > BOUND).any()):
         why = "has actions beyond the policy's bounds: save them as the policy gives them, before they are scaled"
         raise UsageError(f"{data.name} {why}")
-    return torch.where(means.tanh().abs() < EDGE, torch.atanh(actions.clamp(-EDGE, EDGE)) - means, torch.nan)
+    is_within = (means.tanh().abs() < EDGE) & (actions.abs() < EDGE)
+    return torch.where(is_within, torch.atanh(actions) - means, torch.nan)
 
 
 def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
