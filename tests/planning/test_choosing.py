@@ -242,6 +242,8 @@ def test_its_file_is_a_policy_for_every_command(tmp_path, capsys):
     out = tmp_path / "kept.safetensors"
     main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--distil", "100", "--out", str(out)])
     assert "fitted to 128 decisions" in capsys.readouterr().err
+    other = ["--addon", "hind_leg=5", *FEW, "--distil", "100", "--out", str(out)]
+    assert "is there already, for hind_leg=10 in HalfCheetah-v4" in refused(capsys, 2, "plan", "halfcheetah", *other)
     saved = read_policy(out)
     assert saved.card["request"]["addons"] == ["hind_leg=10"]
     assert saved.card["labels"] == 128

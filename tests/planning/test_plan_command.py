@@ -168,6 +168,20 @@ def test_a_run_is_not_written_over(there, tmp_path, capsys):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "a run's")]
 
 
+@pytest.mark.parametrize("other", [["--addon", "hind_leg=5"], ["--addon", "hind_leg=10", "--env", "HalfCheetah-v5"]])
+def test_a_planner_of_another_wish_or_environment_is_not_written_over(other, folder, monkeypatch, capsys):
+    monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it planned"))
+    error = failed(capsys, "plan", "halfcheetah", *other, *FEW, "--out", folder)
+    assert f"{folder} is there already, for hind_leg=10 in HalfCheetah-v4: choose another --out" in error
+
+
+def test_the_same_request_again_writes_over_its_planner(tmp_path):
+    words = ["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", str(tmp_path)]
+    for samples in (4, 5):
+        main([*words, "--samples", str(samples)])
+        assert json.loads((tmp_path / "plan.json").read_text())["search"]["samples"] == samples
+
+
 @pytest.mark.parametrize(
     "words",
     [["report"], ["export", "--out", "plan.onnx"], ["dial"], ["ask"], ["takeover", "--keys", "terminal"],

@@ -134,6 +134,14 @@ def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_briefly")
+def test_two_recordings_have_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(Path("one.npz"), 100)
+    recorded(tmp_path / "two.npz", 100)
+    made = [answered(capsys, "imitate", str(data), "--hidden", "8") for data in ("one.npz", tmp_path / "two.npz")]
+    assert [each["file"] for each in made] == ["runs/one-imitated.safetensors", "runs/two-imitated.safetensors"]
+
+
+@pytest.mark.usefixtures("_briefly")
 def test_the_part_of_a_dict_that_was_recorded_is_found() -> None:
     generator = np.random.default_rng(6)
     found = imitated(generator.normal(size=(120, 2)), generator.normal(size=(120, 1)), env=tiny("Groups"))

@@ -227,7 +227,7 @@ class Plan(RunsPolicy):
         self._check_options(out)
         warn_of_unfinished(self.prior)
         start = open_prior(self.prior, self.reading, trust=self.trust)
-        self._check_prior(start)
+        self._check_prior(start, out)
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         value = self.value or (False if self.live else None)  # a value that trials chose would not fit the sliders
         planner = plan(
@@ -259,7 +259,6 @@ class Plan(RunsPolicy):
 
     def _check_options(self, out: Path) -> None:
         """Raise for options that contradict each other, before the work, which would be lost."""
-        from repolicy.planning.keeping import check_free, check_room
         from repolicy.planning.live import server
 
         if self.hz is not None and not self.hz > 0.0:
@@ -279,23 +278,28 @@ class Plan(RunsPolicy):
             raise UsageError("--port goes with --live")
         counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}
         check_counts(**{name: count for name, count in counts.items() if count is not None})
-        if self.distil is None:
-            check_free(out)
-        else:
-            check_room(self.distil, out)
         if self.live:
             server(None, self.port).server_close()  # raises for a port that is in use
 
-    def _check_prior(self, start: "Start") -> None:
-        """Raise if these options need another kind of prior or environment."""
-        from repolicy.envs import env_name
+    def _check_prior(self, start: "Start", out: Path) -> None:
+        """Raise if these options need another kind of prior or environment, or the folder is another planner's."""
+        from repolicy.addons.addon_names import wishes_of
+        from repolicy.envs import env_name, match_observation
+        from repolicy.planning.keeping import check_free, check_room
         from repolicy.planning.live import check_robot
 
-        is_discrete = start.saved is not None and start.saved.policy.actions.kind == "discrete"
-        if is_discrete and (self.hz is not None or self.live or self.distil):
+        if start.saved is None:
+            return  # planning raises
+        if start.saved.policy.actions.kind == "discrete" and (self.hz is not None or self.live or self.distil):
             raise UsageError("a tree of choices goes without --hz, --live and --distil")
+        env = start.env(self.trust) if self.env is None else env_name(self.env)
         if self.live:
-            check_robot(start.env(self.trust) if self.env is None else env_name(self.env))
+            check_robot(env)
+        env, wishes = match_observation(env, start.saved.policy), wishes_of(self.addon)
+        if self.distil is None:
+            check_free(out, env, wishes)
+        else:
+            check_room(self.distil, out, env, wishes)
 
     def _evaluate(self, terminal: Terminal, planner: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the agents; print the rewards, and return their summaries by the agent's name."""

@@ -20,7 +20,7 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, soft
 from repolicy.objective_names import objective_by_name
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal, torchrun_place
-from repolicy.text import with_minus
+from repolicy.text import default_out, with_minus
 
 if TYPE_CHECKING:
     from repolicy.runs import Result
@@ -181,7 +181,7 @@ class Imitate(Command):
     seed: int = 0
     """Seed of the network, and of the choice of held-out data (a flow holds none out)."""
     out: Path | None = None
-    """The policy's file; by default imitated.safetensors, or flow.onnx."""
+    """The policy's file; by default runs/DATA-imitated.safetensors, or runs/DATA-flow.onnx."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies import one_thread
@@ -191,7 +191,7 @@ class Imitate(Command):
             return self._fit_flow()
         if self.chunk != 1:
             raise UsageError("--chunk goes with --flow")
-        terminal, out = Terminal(), self.out or Path("imitated.safetensors")
+        terminal, out = Terminal(), self.out or self._default_out("imitated.safetensors")
         with one_thread(), terminal.status("fitting") as status:
             result = imitate(
                 self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
@@ -205,13 +205,17 @@ class Imitate(Command):
         returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
         return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
 
+    def _default_out(self, ending: str) -> Path:
+        """Return a path by the name of the data: of a Minari dataset the whole, as in `door/human-v2`."""
+        return default_out(self.data if self.data.endswith(".npz") else self.data.replace("/", "-"), ending)
+
     def _fit_flow(self) -> dict[str, Any]:
         from repolicy.policies import one_thread
         from repolicy.prepare.flows import STEPS, imitate_flow
 
         if self.state_std:
             raise UsageError("a flow has no std: leave --state-std out")
-        terminal, out = Terminal(), self.out or Path("flow.onnx")
+        terminal, out = Terminal(), self.out or self._default_out("flow.onnx")
         with one_thread(), terminal.status("fitting") as status:
             result = imitate_flow(
                 self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,

@@ -12,6 +12,7 @@ import hashlib
 from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +40,23 @@ SHAPE = {
 }  # fmt: skip
 
 
-def check_free(folder: Path) -> None:
-    """Raise UsageError if the folder cannot be written, or holds something other than a planner."""
+def check_free(folder: Path, env: str, addons: tuple[str, ...]) -> None:
+    """Raise UsageError if the folder cannot be written, or holds something other than a planner for this request."""
     check_writable(folder / PLAN_FILE)
     others = [name for name in (PRIOR, "run.json") if (folder / name).exists()]
     if others and not is_plan(folder):
         raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
+    if is_plan(folder):
+        values = read_json(folder / PLAN_FILE)
+        check_shape(values, SHAPE, str(folder / PLAN_FILE))
+        _check_same_request(folder, values["request"], env, addons)
+
+
+def _check_same_request(out: Path, request: dict[str, Any], env: str, addons: tuple[str, ...]) -> None:
+    """Raise UsageError if what is at `out` was made for another environment or wish."""
+    if (request["env"], tuple(request["addons"])) != (env, addons):
+        wish = f"{' + '.join(request['addons'])} in {request['env']}"
+        raise UsageError(f"{out} is there already, for {wish}: choose another --out")
 
 
 def save_planner(made: Planned, folder: Path) -> None:
@@ -122,15 +134,18 @@ def rounded_up(labels: int) -> int:
     return -(-labels // (ROUNDS * ENVS)) * ROUNDS * ENVS
 
 
-def check_room(labels: int, out: Path) -> None:
-    """Raise UsageError if the labels are too few, or if `out` cannot be written or holds something else."""
+def check_room(labels: int, out: Path, env: str, addons: tuple[str, ...]) -> None:
+    """Raise UsageError if the labels are too few, or if `out` cannot be written or was not made for this request."""
     if labels < ROUNDS * ENVS:
         raise UsageError(f"{labels} decisions are too few to learn from; take {ROUNDS * ENVS} or more")
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out} does not end in .safetensors, as a policy's file does")
     check_writable(out)
-    if out.exists() and (out.is_dir() or read_card(out).get("which") != WHICH):
-        raise UsageError(f"{out} is there already, and no policy that was kept of a planner: choose another --out")
+    if out.exists():
+        card = {} if out.is_dir() else read_card(out)
+        if card.get("which") != WHICH:
+            raise UsageError(f"{out} is there already, and no policy that was kept of a planner: choose another --out")
+        _check_same_request(out, card["request"], env, addons)
 
 
 def distill(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
