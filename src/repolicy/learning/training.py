@@ -227,10 +227,7 @@ def _prepare_start(
     notes += trial_notes
     untrained = 0
     if not request.is_judged_by_mean and not resumed:
-        say(
-            "evaluating it without training: smaller noise, and the best of 16 draws in copies of the environment, "
-            "which can take minutes"
-        )
+        say("evaluating it without training, also with smaller noise")
         sentences, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += sentences
 
