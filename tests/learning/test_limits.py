@@ -19,7 +19,7 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from repolicy.addons.limits import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
-from repolicy.learning.constraint_sentences import constraint_warnings, kept_sentence
+from repolicy.learning.constraint_sentences import constraint_warnings
 from repolicy.learning.multipliers import (
     HeldLimit,
     Limits,
@@ -102,37 +102,10 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
     kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
     gain, _ = gain_and_std(found.policy)
-    share = 2.0 - mean_cost(gain) / mean_cost(GAIN)
-    told = re.fullmatch(r"it keeps (.*)% ± .*% of the old return .* and was to keep (.*?)%(; .*)?", log.said[-1])
-    assert told is not None
-    assert 100.0 * share == pytest.approx(float(told[1]), abs=1.0)  # by the same episodes
-    assert 100.0 * keep == pytest.approx(float(told[2]), abs=1e-2)
+    assert not any("is broken" in sentence for sentence in log.said)
     assert kept.mean() == pytest.approx(keep, abs=0.05)  # an iteration's has a std of 0.3
     assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)
     assert gain == pytest.approx(wanted, rel=0.08)
-
-
-def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told(prior: Path) -> None:
-    request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
-    policy = read_policy(prior).policy
-    assert kept_sentence(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return")
-    still = policy.reinitialized()
-    torch.nn.init.zeros_(still.network.weights[-1])
-    torch.nn.init.zeros_(still.network.biases[-1])
-    [share] = re.findall("it keeps (.*)% ±.*was to keep 90%; the weights follow", kept_sentence(policy, still, request))
-    cost = STATE_COST * 4 / 3 * float(np.mean(DYNAMICS ** (2 * np.arange(8))))  # of eight steps without control
-    assert float(share.replace("−", "-")) / 100.0 == pytest.approx(
-        2.0 - cost / mean_cost(GAIN), abs=0.001
-    )  # both from the same starts
-
-
-def test_a_share_that_every_episode_keeps_has_no_error_however_much_their_returns_differ(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before, asked = np.linspace(500.0, 1500.0, 32), (None, None, SimpleNamespace(settings=Settings(keep=0.5)))
-    evaluations = iter(SimpleNamespace(basic=each, action="mean") for each in (before, 0.5 * before))
-    monkeypatch.setattr("repolicy.learning.constraint_sentences.deployed_episodes", lambda *_: next(evaluations))
-    assert "it keeps 50.0% ± 0.0% of the old return" in kept_sentence(*asked)  # type: ignore[arg-type]
 
 
 def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told(prior: Path, tmp_path: Path) -> None:
@@ -141,7 +114,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     whole, stopped = Log(), Log()
     customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "whole", settings, callbacks=[whole], **asked)
     assert any("is read to tell what share of it is kept" in each for each in whole.said)
-    assert "limit effort>=0.6 is broken: the last 8 iterations have " in whole.said[-2]
+    assert any("limit effort>=0.6 is broken: the last 8 iterations have " in each for each in whole.said)
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its last segment
@@ -157,7 +130,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
 
     done = Log()  # as if it had stopped after its last checkpoint, before it said what it ends with
     customize(prior, WISH, out=tmp_path / "whole", resume=True, trust=True, **again | {"callbacks": [done]})
-    assert done.said[-2:] == whole.said[-2:]
+    assert done.said[-1:] == whole.said[-1:]
 
 
 def test_what_a_limit_holds_is_told_of_the_priors_mean_action(prior: Path) -> None:
@@ -207,14 +180,14 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
 def test_the_prior_is_measured_for_as_long_as_its_time_limit(prior: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 3)
     request = Request(tiny("endless_with_time_limit"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
-    rewards, *rest = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
-    assert (rewards.tolist(), rest) == ([1.0] * 5 + [0.0], [1.0, 0.0])
+    rewards, reward = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
+    assert (rewards.tolist(), reward) == ([1.0] * 5 + [0.0], 1.0)
 
 
 def test_a_step_of_the_prior_earns_the_same_however_long_its_episodes_are(prior: Path) -> None:
     """Each step pays 1 and is the last one with probability 0.2, so few episodes are as long as the longest."""
     request = Request(tiny("Mortal"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
-    rewards, reward, _ = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
+    rewards, reward = measure_prior_rewards(read_policy(prior).policy, request, SingleRank())
     assert reward == pytest.approx(1.0)
     assert float(rewards[:-1].mean()) < 0.5
     held = multipliers(keep=0.9)
@@ -386,9 +359,13 @@ def test_what_cannot_be_held_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_limit_that_held_once_and_is_broken_now_is_told_with_both_means() -> None:
+def test_a_limit_and_a_share_that_are_broken_at_the_end_are_told() -> None:
     held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(), limits=("power<=0.3",)))
     held.limits["power<=0.3"].unit = 0.03
     [said] = constraint_warnings(held, {"limit_power<=0.3": [0.1] * 20 + [0.6] * 20})
-    assert said.startswith("limit power<=0.3 is broken: the last 20 iterations have 0.6, the best 20 0.1; more --steps")
+    assert said.startswith("limit power<=0.3 is broken: the last 20 iterations have 0.6; more --steps may do")
     assert not constraint_warnings(held, {"limit_power<=0.3": [0.2, 0.42] * 10})  # broken by 0.01 ± 0.025
+    kept = multipliers(keep=0.9)
+    [said] = constraint_warnings(kept, {"kept": [0.95] * 20 + [0.8, 0.82] * 10})
+    assert said.startswith("limit kept>=0.9 is broken: the last 20 iterations have 0.81; more --steps may do")
+    assert not constraint_warnings(kept, {"kept": [0.87, 0.9] * 10})  # off by less than a quarter of what may be lost

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from repolicy.addons import Limit, parse_limits
-from repolicy.differences import Column
 from repolicy.envs import Rollout, make_envs, probe_env
-from repolicy.evaluation import Evaluation, episode_cap, run_episodes
+from repolicy.evaluation import episode_cap, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
@@ -341,30 +340,24 @@ def expected_rewards(prior_rewards: Tensor, ages: Tensor, ended: Tensor) -> Tens
     return prior_rewards[at] + torch.where(ended, later[at], 0.0)
 
 
-def deployed_episodes(policy: MeanPrior | Policy, request: Request) -> Evaluation:
-    """Run a few episodes of a policy as it is deployed; they start alike for every policy."""
-    seed = derived_seed(request.settings.seed, 0, Stream.KEPT_RETURN)
-    with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
-        return run_episodes(policy, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
-
-
-def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float, float]:
-    """Return the prior's mean reward at each age of an episode `[L]` and of all steps, and its return's standard error.
+def measure_prior_rewards(prior: MeanPrior | Policy, request: Request, team: Ranks) -> tuple[Tensor, float]:
+    """Return the prior's mean reward at each age of an episode `[L]`, and of all steps.
 
     The last of `[L]` is 0, when all episodes have ended. The first rank measures, and every rank gets the same bits.
     """
     cap = episode_cap(probe_env(request.env, request.settings.backend).limit)
-    measured = torch.zeros(cap + 2, dtype=torch.float64)
+    measured = torch.zeros(cap + 1, dtype=torch.float64)
     if team.index == 0:
-        episodes = deployed_episodes(prior, request)
+        seed = derived_seed(request.settings.seed, 0, Stream.KEPT_RETURN)
+        with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
+            episodes = run_episodes(prior, envs, RETURN_EPISODES, deterministic=request.is_judged_by_mean)
         assert episodes.steps is not None
         rewards = episodes.steps.rewards[:cap]
         is_running = np.arange(len(rewards))[:, None] < episodes.lengths
         measured[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))
-        measured[-2] = episodes.lengths.mean()
-        measured[-1] = Column("", episodes.basic).error
+        measured[-1] = episodes.lengths.mean()
     team.sum(measured)
-    means, (length, error) = measured[:-2], measured[-2:].tolist()
+    means, length = measured[:-1], float(measured[-1])
     last = int(means.nonzero().max()) if means.any() else 0
     rewards_by_age = means[: last + 1]
-    return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length, error
+    return torch.cat([rewards_by_age, means.new_zeros(1)]), float(rewards_by_age.sum()) / length

@@ -13,7 +13,7 @@ import torch
 
 from repolicy.envs import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.constraint_sentences import constraint_warnings, kept_sentence
+from repolicy.learning.constraint_sentences import constraint_warnings
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import dial_warnings
 from repolicy.learning.worker import Worker
@@ -145,13 +145,7 @@ def final_sentences(worker: Worker, folder: RunFolder, metrics: dict[str, float]
     sentences = list[str]()
     if worker.request.is_judged_by_mean:  # for a generative policy's noise, a few nats are a lot
         sentences += dial_warnings(metrics, worker.learner.policy)
-    sentences += constraint_warnings(worker.multipliers, folder.read_metrics())
-    if worker.multipliers.keep and worker.acting_prior is not None:
-        is_clone = worker.acting_prior is not worker.scoring_prior
-        what = "what the prior's clone earns" if is_clone else "the old return"
-        policy = read_policy(folder.policy).policy
-        sentences.append(kept_sentence(worker.acting_prior, policy, worker.request, what))
-    return sentences
+    return sentences + constraint_warnings(worker.multipliers, folder.read_metrics())
 
 
 def store_nat_worth(request: Request, folder: RunFolder) -> None:

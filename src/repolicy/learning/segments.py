@@ -6,7 +6,6 @@ ends with a short evaluation, a policy's file, and a checkpoint.
 """
 
 import math
-import reprlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,7 +24,7 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
-from repolicy.prepare.spending import COMPARISON_FACTOR, RETURN_EPISODES, probe_count
+from repolicy.prepare.spending import COMPARISON_FACTOR, probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import (
@@ -39,7 +38,6 @@ from repolicy.runs import (
     seed_modules,
     versions,
 )
-from repolicy.text import format_count
 
 ENDED_EARLY = "evaluation_ended_early"
 
@@ -285,11 +283,12 @@ class Segments:
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
             try:
-                return self.measure_prior()
+                self.measure_prior()
             except UsageError:
                 if self.team.index == 0:
                     self.folder.release()
                 raise
+            return []
         tensors, numbers, complaints = checkpoint
         try:
             self.worker.restore(tensors, numbers)
@@ -302,22 +301,11 @@ class Segments:
             raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
         return complaints
 
-    def measure_prior(self) -> list[str]:
-        """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
+    def measure_prior(self) -> None:
+        """Measure the prior's rewards and the density of its states, where needed."""
         self.seed_user_code()
-        worker, sentences = self.worker, list[str]()
-        if worker.acting_prior is not None and (keep := worker.multipliers.keep):
-            rewards, step_reward, error = measure_prior_rewards(worker.acting_prior, worker.request, self.team)
-            worker.multipliers.hold_share(rewards, step_reward)
-            share = error / max(abs(float(rewards.sum())), 1e-12)
-            if share > 1.0 - keep:
-                error_words = f"the prior's return in {RETURN_EPISODES} episodes has an error of {share:.1%}"
-                sentences.append(f"{error_words}, more than may be lost: what is kept is as uncertain")
-        if worker.prior is None or not worker.objective.reads_states:
-            return sentences
-        worker.density = fit_prior_density(worker.prior, worker.request, self.team)
-        left_out = worker.density.constant_observations
-        what = f"{format_count(len(left_out), 'observation')}, {reprlib.repr(left_out)}"
-        if left_out:
-            sentences.append(f"left out of the prior's states, as constant: {what}")
-        return sentences
+        worker = self.worker
+        if worker.acting_prior is not None and worker.multipliers.keep:
+            worker.multipliers.hold_share(*measure_prior_rewards(worker.acting_prior, worker.request, self.team))
+        if worker.prior is not None and worker.objective.reads_states:
+            worker.density = fit_prior_density(worker.prior, worker.request, self.team)

@@ -54,11 +54,6 @@ class Density:
     def to(self, device: torch.device | str) -> "Density":
         return replace(self, **{name: getattr(self, name).to(device) for name in PARTS})
 
-    @property
-    def constant_observations(self) -> list[int]:
-        """The indices of the observations that are constant under the prior."""
-        return torch.nonzero((self.whitening == 0).all(1)).flatten().tolist()
-
     def tensors(self) -> dict[str, Tensor]:
         return {f"states.{name}": getattr(self, name) for name in PARTS}
 

@@ -39,7 +39,7 @@ def estimate_spending(
         probes = settings.ranks * probe_count(settings.envs // settings.ranks)
         limit_steps += probes * settings.n_steps * settings.iterations
     if settings.keep:
-        limit_steps += 3 * RETURN_EPISODES * longest  # of the prior before and after the run, and of its policy
+        limit_steps += RETURN_EPISODES * longest  # of the prior
     state_steps = states.steps_to_collect(settings.steps, limit) if request.objective.reads_states else 0
     return {
         "to fit the actor": fitting_steps,
