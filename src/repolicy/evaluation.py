@@ -305,9 +305,8 @@ def run_episodes(
     familiarity: Familiarity | None = None,
     longest: int = 0,
     limits: Sequence[Limit] = (),
-    look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
-    """Run whole episodes, and return their sums. `look` is called with each block of steps.
+    """Run whole episodes, and return their sums.
 
     Each environment runs a fixed share of the episodes: taking the first to end would favour short ones. Results are
     in the order of the environments, so episode i of two policies with the same seed began in the same state.
@@ -322,8 +321,6 @@ def run_episodes(
         rollout = collector.collect(agent, deterministic)
         environment_steps += rollout.basic.size
         scores = step_quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
-        if look is not None:
-            look(rollout)
         if sums.has_first_episodes:
             addon_reward = scores.get("addon", 0.0)
             rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + addon_reward, addon_reward))

@@ -14,11 +14,12 @@ from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
 from repolicy.addons.addon import combine_addons
+from repolicy.evaluation import Evaluation
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis
-from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics, diagnose, find_complaints
+from repolicy.prepare.diagnosis import Diagnosis, diagnose, find_complaints
 from repolicy.prepare.worth import Worth
 from repolicy.readers.reading import Options
 from repolicy.runs import command_options
@@ -43,8 +44,6 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
     assert states == pytest.approx(healthy.worths.basic.value, rel=0.05)
     assert healthy.suggested_options == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
-    assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
-    assert healthy.mean_action.outlier_share == 0.0
 
 
 def test_the_worth_in_a_file_is_taken_where_it_is_no_chance() -> None:
@@ -57,22 +56,22 @@ def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
     lost = optimum()
     with torch.no_grad():
         lost.network.weights[0].mul_(-1.0)  # it pushes the wrong way
-    assert "acts no better than a policy that knows nothing" in found(lost, env=tiny("LinearQuadratic")).verdict
-
-
-def test_episodes_that_show_nothing_are_not_taken_for_a_policy_that_knows_nothing() -> None:
-    def returning(*returns: float) -> EpisodeStatistics:
-        return replace(statistics_of(0.0), basic=np.repeat(returns, 4))
-
-    rarely, never = returning(1.0, 0.0, 0.0, 0.0, 0.0), returning(0.0, 0.0, 0.0, 0.0, 0.0)
-    few = [replace(each, basic=each.basic[::4]) for each in (rarely, never, never)]
-    [said] = find_complaints(optimum(), *few)
-    assert said.startswith(
-        "these episodes do not show that it acts better than a policy that knows nothing: return 0.2"
+    assert (
+        "do not show that it acts better than a policy that knows nothing"
+        in found(lost, env=tiny("LinearQuadratic")).verdict
     )
-    [said] = find_complaints(optimum(), never, never, never)
-    assert said.startswith("it acts no better than a policy that knows nothing")
-    assert find_complaints(optimum(), rarely, never, never) == []
+
+
+def returning(*returns: float) -> Evaluation:
+    return replace(evaluation_of(0.0), basic=np.repeat(returns, 4))
+
+
+def test_who_is_better_by_one_kind_of_action_acts() -> None:
+    good, poor = returning(1.0, 0.9, 1.1), returning(0.0, 0.1, -0.1)
+    for mean_action, sampled in ((good, poor), (poor, good)):
+        assert find_complaints(optimum(), mean_action, sampled, poor) == []
+    [said] = find_complaints(optimum(), poor, poor, poor)
+    assert said.startswith("these episodes do not show that it acts better")
 
 
 def strict() -> Any:
@@ -111,31 +110,26 @@ def test_who_knows_nothing_acts_around_the_middle_of_bounds_that_are_far() -> No
     assert (untrained.basic / untrained.lengths).mean() == pytest.approx(50.0, abs=5.0)
 
 
-def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
-    blind = optimum()
-    blind.normalizer.var.fill_(1e-6)
-    blind.normalizer._refresh()
-    assert any("beyond ±10" in sentence and "--vecnormalize" in sentence for sentence in found(blind).complaints)
-
-
-def statistics_of(fell: float, std: float = 0.3) -> EpisodeStatistics:
+def evaluation_of(fell: float) -> Evaluation:
+    """Ten episodes without a reward, of which a share falls."""
     zeros = np.zeros(10)
-    return EpisodeStatistics(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, zeros, 0.0, std, 0.0)
+    found = Evaluation("any", "gymnasium", True, 0, zeros * np.nan, zeros, None, zeros + 100, zeros, None)
+    return replace(found, terminated=np.arange(10) < 10 * fell)
 
 
 def test_a_std_that_cannot_be_trained_from() -> None:
-    assert find_complaints(optimum(), statistics_of(0.0), statistics_of(0.1), statistics_of(1.0)) == []
-    assert "too wide" in find_complaints(optimum(), statistics_of(0.0), statistics_of(0.9), statistics_of(1.0))[0]
-    assert (
-        "too narrow" in find_complaints(optimum(), statistics_of(0.0), statistics_of(0.0, 1e-4), statistics_of(1.0))[0]
-    )
+    steady, rarely, often, always = map(evaluation_of, (0.0, 0.1, 0.9, 1.0))
+    assert find_complaints(optimum(), steady, rarely, always) == []
+    assert "too wide" in find_complaints(optimum(), steady, often, always)[0]
+    narrow = Policy(replace(optimum().spec, initial_std=1e-4, min_std=0.0))
+    assert "too narrow" in find_complaints(narrow, steady, steady, always)[0]
 
 
 @pytest.mark.filterwarnings("error")
 def test_choices_have_no_range_also_where_they_are_not_counted_from_0() -> None:
     for space in (ActionSpace("discrete", (3,), (2.0,)), ActionSpace("discrete", (3, 2), (-1.0, 5.0))):
         chooses = Policy(PolicySpec(1, space, "categorical"))
-        assert find_complaints(chooses, statistics_of(0.0), statistics_of(0.0), statistics_of(1.0)) == []
+        assert find_complaints(chooses, *map(evaluation_of, (0.0, 0.0, 1.0))) == []
 
 
 def test_without_a_reward_the_rest_is_told() -> None:

@@ -16,7 +16,7 @@ from repolicy.text import default_out, format_count, format_number, with_minus
 if TYPE_CHECKING:
     from repolicy.planning.asking import Planned
     from repolicy.prepare.beginning import Start
-    from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics
+    from repolicy.prepare.diagnosis import Diagnosis
 
 UNSAFE_VERDICTS = ("worse", "cannot tell")  # after these, `compare` exits with 3
 
@@ -139,7 +139,7 @@ class Diagnose(OpensPolicy):
 
 def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", reward_words: str, addon_words: str) -> None:
     """Print the statistics of the episodes, the worth of a nat in both rewards, and advice on weights."""
-    rows = _statistics_rows((diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained))
+    rows = _statistics_rows(diagnosis)
     terminal.say(format_table(["", "mean action", "sampled", "untrained"], rows))
     worths, weights = diagnosis.worths, diagnosis.weights
     for worth, reward in ((worths.basic, reward_words), (worths.addon, addon_words)):
@@ -153,19 +153,20 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", reward_words: s
     terminal.say(f"{advice}; to begin with:")
 
 
-def _statistics_rows(statistics: "tuple[EpisodeStatistics, ...]") -> list[list[str]]:
+def _statistics_rows(diagnosis: "Diagnosis") -> list[list[str]]:
+    """Return rows with a column for each of the mean action, sampled actions, and an untrained policy."""
     import numpy as np
 
-    from repolicy.differences import Column
+    from repolicy.prepare.diagnosis import mean_std
 
+    evaluations = (diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained)
+    columns, std = [each.columns for each in evaluations], mean_std(diagnosis.policy)
     rows = {
-        "return": ["" if np.isnan(each.basic).all() else Column("", each.basic).describe() for each in statistics],
-        "add-on, at weight 1 at most": [Column("", each.addon).describe() for each in statistics],
-        "steps an episode": [f"{each.lengths.mean():,.0f}" for each in statistics],
-        "ended before its time": [f"{each.terminated.mean():.0%}" for each in statistics],
-        "std of an action": ["" if each.std is None else format_number(each.std) for each in statistics],
-        "−log π a step, nats": [format_number(each.entropy) for each in statistics],
-        "observations beyond ±10": [*(f"{each.outlier_share:.1%}" for each in statistics[:2]), ""],
+        "return": [each["basic_reward"].describe() if "basic_reward" in each else "" for each in columns],
+        "add-on, at weight 1 at most": [each["addon_reward"].describe() for each in columns],
+        "steps an episode": [f"{each.lengths.mean():,.0f}" for each in evaluations],
+        "ended before its time": [f"{np.mean(each.terminated):.0%}" for each in evaluations],
+        "std of an action": ["" if std is None else format_number(std)] * 2 + [""],
     }
     return [[name, *cells] for name, cells in rows.items() if any(cells)]
 

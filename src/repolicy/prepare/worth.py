@@ -6,7 +6,7 @@ sampled episodes. This is exact without discount, also where episodes end early;
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -140,14 +140,15 @@ def measure_worths(
 def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     """Return the worths by the episodes of all rounds together."""
     by_mean, sampled = zip(*rounds, strict=True)
-    names = ("basic", "lengths") if by_mean[0].addon is None else ("basic", "addon", "lengths")
-
-    def pooled(evaluations: tuple[Evaluation, ...]) -> dict[str, np.ndarray]:
-        arrays = {name: np.concatenate([getattr(each, name) for each in evaluations]) for name in names}
-        return arrays | {"nats": np.concatenate([nats_of(each) for each in evaluations])}
-
     steps = sum(each.environment_steps for each in by_mean + sampled)
     return worths_of(pooled(by_mean), pooled(sampled), is_first_look=len(rounds) == 1, steps=steps, paired=True)
+
+
+def pooled(evaluations: Sequence[Evaluation]) -> Episodes:
+    """Return what `worths_of` reads of all episodes of some evaluations."""
+    names = ("basic", "lengths") if evaluations[0].addon is None else ("basic", "addon", "lengths")
+    arrays = {name: np.concatenate([getattr(each, name) for each in evaluations]) for name in names}
+    return arrays | {"nats": np.concatenate([nats_of(each) for each in evaluations])}
 
 
 def worths_of(
