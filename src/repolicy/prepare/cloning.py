@@ -7,7 +7,6 @@ prior scores samples of the clone; no samples of the prior are needed.
 
 import math
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.differences import Column
 from repolicy.envs import Collector, HasSpaces, Rollout, make_envs
 from repolicy.errors import UsageError
-from repolicy.evaluation import Evaluation, evaluate
+from repolicy.evaluation import evaluate
 from repolicy.policies import (
     Adam,
     Gaussian,
@@ -33,7 +31,7 @@ from repolicy.policies import (
 )
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, ScoringPrior, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, Stream, derived_seed
-from repolicy.text import Say, format_digits, with_minus
+from repolicy.text import Say, with_minus
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
 FIT_EPOCHS = 30  # maximum for a round of regression
@@ -44,10 +42,10 @@ SCORED_ROUNDS = 8  # more than for regression, because the clone must find the p
 SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4
 SCORED_STATES = 8_192  # states in an epoch
 SCORED_RATE = 1e-3  # first learning rate; it falls to a fiftieth
-COMPARISON_EPISODES = 8  # to compare prior and clone, where a run has no evaluation
+COMPARISON_EPISODES = 8  # to measure how far the clone is from the prior, where a run has no evaluation
 KL_WARNING = 0.5  # nats a step; beyond this distance from the prior, the user is warned
 NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not due to few episodes
-MAX_EPISODE_STEPS = 1_000  # in the episodes that compare prior and clone
+MAX_EPISODE_STEPS = 1_000  # in these episodes
 
 
 def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
@@ -60,12 +58,10 @@ def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Sa
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fit_clone(prior, env, settings)
-        comparison = compare_clone(prior, policy, env, settings)
-    say(comparison.sentence(name_of(prior)))
-    card = {
-        "which": "clone",
-        "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps + comparison.steps},
-    }
+        kl, episodes, further_steps = measure_distance(prior, policy, env, settings)
+    say(distance_sentence(name_of(prior), kl, episodes))
+    found = {"kl": kl, "episodes": episodes, "prior": name_of(prior), "steps": steps + further_steps}
+    card = {"which": "clone", "clone_of": found}
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card)
 
 
@@ -191,59 +187,24 @@ def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: t
 # Comparing clone and prior --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CloneComparison:
-    """The comparison of a clone with its prior, in episodes with sampled actions."""
-
-    kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
-    clone_return: tuple[float, float] | None  # mean and std of the basic return; None without a reward
-    prior_return: tuple[float, float] | None  # also None for a prior that cannot act
-    episodes: int
-    steps: int  # of the environment
-
-    def as_dict(self) -> dict[str, Any]:
-        content = {"kl": self.kl, "episodes": self.episodes}
-        returns = {"clone_return": self.clone_return, "prior_return": self.prior_return}
-        return content | {name: list(values) for name, values in returns.items() if values is not None}
-
-    def sentence(self, name: str) -> str:
-        text = f"the actor is {with_minus(f'{self.kl:.3g}')} nats a step from {name} (KL, {self.episodes} episodes)"
-        if self.clone_return is not None:
-            mean, std = self.clone_return
-            text += f", with a return of {format_digits(mean, 4)} ± {format_digits(std, 2)}"
-            if self.prior_return is not None:
-                mean, std = self.prior_return
-                text += f" where the prior has {format_digits(mean, 4)} ± {format_digits(std, 2)}"
-            text += " (mean ± std)"
-        if self.kl > KL_WARNING:
-            text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
-        if self.kl < NEGATIVE_KL_WARNING:
-            text += (
-                f"; no KL is below 0, so exp(log_prob) of {name} adds up to more than 1: each step earns omega times "
-                "that much too much, which makes long episodes worth more; normalize its log_prob"
-            )
-        return text
-
-
-def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneComparison:
-    """Run clone and prior from the same starts, with sampled actions."""
+def measure_distance(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> tuple[float, int, int]:
+    """Return KL(policy ‖ prior) a step in the policy's own sampled episodes, their number, and the steps they took."""
     episodes = settings.evaluation_episodes or COMPARISON_EPISODES
     how: dict[str, Any] = {"seed": settings.seed, "backend": settings.backend, "longest": MAX_EPISODE_STEPS}
-    how |= {"prior": prior, "deterministic": False}
-    evaluations = [
-        evaluate(agent, env, episodes, **how) for agent in (policy, prior) if not isinstance(agent, ScoredPrior)
-    ]
-    evaluation = evaluations[0]
+    evaluation = evaluate(policy, env, episodes, prior=prior, deterministic=False, **how)
     assert evaluation.log_prior is not None
     kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
-    prior_return = return_mean_and_std(evaluations[1]) if len(evaluations) > 1 else None
-    steps = sum(each.environment_steps for each in evaluations)
-    return CloneComparison(kl, return_mean_and_std(evaluation), prior_return, episodes, steps)
+    return kl, episodes, evaluation.environment_steps
 
 
-def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
-    """Return the mean and the std of the basic return, or None where the environment gives no reward."""
-    if not np.isfinite(evaluation.basic).all():
-        return None
-    returns = Column("", evaluation.basic)
-    return returns.mean, returns.std
+def distance_sentence(name: str, kl: float, episodes: int) -> str:
+    """Return how far the clone is from the prior of this name, and what a distance that is too large means."""
+    text = f"the actor is {with_minus(f'{kl:.3g}')} nats a step from {name} (KL, {episodes} episodes)"
+    if kl > KL_WARNING:
+        text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
+    if kl < NEGATIVE_KL_WARNING:
+        text += (
+            f"; no KL is below 0, so exp(log_prob) of {name} adds up to more than 1: each step earns omega times "
+            "that much too much, which makes long episodes worth more; normalize its log_prob"
+        )
+    return text

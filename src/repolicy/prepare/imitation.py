@@ -5,15 +5,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.differences import Column
 from repolicy.envs import match_observation, probe_env
 from repolicy.errors import UsageError
-from repolicy.evaluation import evaluate
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.files import check_writable
 from repolicy.policies import ActionSpace, Policy, PolicySpec, check_policy_name, make_policy, read_card, save_policy
-from repolicy.prepare.cloning import initialize_from_samples, return_mean_and_std
+from repolicy.prepare.cloning import initialize_from_samples
 from repolicy.priors import SMALL_STD, FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
@@ -140,3 +142,11 @@ def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], s
     if state_std:
         raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
     return PolicySpec(size, actions, "categorical", hidden, "elu")
+
+
+def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
+    """Return the mean and the std of the basic return, or None where the environment gives no reward."""
+    if not np.isfinite(evaluation.basic).all():
+        return None
+    returns = Column("", evaluation.basic)
+    return returns.mean, returns.std
