@@ -57,15 +57,13 @@ def read_ledger(name: str, suffix: str = "") -> dict[str, Row]:
 
 def speed() -> str:
     """Return the table of training speed, beside that of the physics alone."""
-    headings = ["environment", "ranks", "physics alone", "training, end to end", "share", "slices", "memory a rank",
-                "physics, acting, learning, sums"]  # fmt: skip
+    headings = ["environment", "ranks", "physics alone", "training, end to end", "share", "slices", "memory a rank"]
     lines = []
     for row in read_rows("speed.jsonl"):
         spread = row["slice_shares"]
         speeds = [f"{row[f'{kind}_steps_per_second']:,.0f}" for kind in ("physics", "training")]
         shares = [f"**{row['share']:.2f}**", f"{spread['min']:.2f} – {spread['max']:.2f}"]
-        parts = ", ".join(f"{share:.0%}" for share in row.get("training_is", {}).values())
-        lines.append([row["env"], str(row["ranks"]), *speeds, *shares, f"{row['memory_mb_a_rank']:,.0f} MB", parts])
+        lines.append([row["env"], str(row["ranks"]), *speeds, *shares, f"{row['memory_mb_a_rank']:,.0f} MB"])
     return markdown_table(headings, lines)
 
 

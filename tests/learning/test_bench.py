@@ -19,9 +19,6 @@ def test_shares_are_the_ratio_of_the_speeds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ranks, "launch_ranks", threaded_ranks.launched)
     found = bench(tiny("LinearQuadratic"), replace(SMALL, ranks=2), slices=3)
     assert found["steps"] == 3 * 2 * 8 * 8  # three slices of two iterations
-    assert 0.0 < found["share"] < found["share_without_evaluation"]
+    assert 0.0 < found["share"] < found["slice_shares"]["max"]
     assert found["ranks"] == 2
-    assert sum(found["training_is"].values()) == pytest.approx(1.0, abs=0.1)
-    assert found["training_is"]["sums over ranks"] > 0.01
-    assert found["physics_in_training"] > 0.0
     assert found["memory_mb_a_rank"] > 50  # of this process, whatever other tests imported

@@ -98,16 +98,12 @@ class Bench(Command):
         spread, terminal = figures["slice_shares"], Terminal()
         ranks = format_count(figures["ranks"], "rank")
         terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {figures['steps']:,} steps")
-        parts = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
         terminal.facts(
             {
                 "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
                 "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
                 "share of the physics": f"{figures['share']:.3f}",
-                "… without evaluation and checkpoint": f"{figures['share_without_evaluation']:.3f}",
                 "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
-                "where training's time goes": parts,
-                "its physics take": f"{figures['physics_in_training']:.2f} times what they take alone",
                 "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
             }
         )

@@ -56,7 +56,7 @@ def run_other_rank() -> None:
 @one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """Time the slices, with all ranks in lockstep, and return the results."""
-    settings, team = request.settings, TimedRanks(team)
+    settings = request.settings
     segments = Segments(request, folder, team)
     physics = Physics(segments.make_rank_envs(Stream.PHYSICS, settings.envs // team.count))
     rounds = settings.checkpoint_every // PARTS
@@ -70,75 +70,38 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         return time.perf_counter() - started
 
     def train() -> None:
-        reports.extend(segments.worker.iterate(stop=False) for _ in range(rounds))
+        for _ in range(rounds):
+            segments.worker.iterate(stop=False)
 
     def finish() -> None:
         segments.end()
         segments.save()
 
-    reports: list[dict[str, float]] = []
-    warm_up = timed(lambda: physics.run(settings.n_steps))
+    physics.run(settings.n_steps)  # the first steps are slower
     begin = timed(segments.begin)
-    alone, training, in_sums = [], [], 0.0
+    alone, training = [], []
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
-        before = team.seconds
         training.append(timed(train))
-        in_sums += team.seconds - before
     end = timed(finish)
-    seconds = {"warm_up": warm_up, "begin": begin, "physics": sum(alone), "training": sum(training), "end": end}
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
     shown = {name: getattr(settings, name) for name in ("envs", "n_steps", "minibatch", "epochs")}
     about = {"env": request.env, "backend": segments.worker.collector.envs.backend, "ranks": team.count}
-    about |= shown | {"hidden": list(settings.hidden)}
-    figures = speeds(alone, training, begin + end, rounds * settings.iteration_steps)
-    figures |= shares(alone, training, in_sums, reports)
-    return about | figures | {"seconds": seconds, "memory_mb_a_rank": float(peak) / team.count}
+    about |= shown | {"hidden": list(settings.hidden), "memory_mb_a_rank": float(peak) / team.count}
+    return about | speeds(alone, training, begin + end, rounds * settings.iteration_steps)
 
 
 def speeds(physics: list[float], training: list[float], ends: float, steps: int) -> dict[str, Any]:
     """Return speeds, from the seconds and the steps of each slice, and the seconds of a segment's start and end."""
-    physics_slice, training_slice = statistics.median(physics), statistics.median(training)
-    whole_slice = training_slice + ends / PARTS
+    physics_slice, whole_slice = statistics.median(physics), statistics.median(training) + ends / PARTS
+    slices = [alone / trained for alone, trained in zip(physics, training, strict=True)]
     return {
         "steps": steps * len(training),
         "physics_steps_per_second": steps / physics_slice,
         "training_steps_per_second": steps / whole_slice,
         "share": physics_slice / whole_slice,
-        "share_without_evaluation": physics_slice / training_slice,
-    }
-
-
-def shares(
-    physics: list[float], training: list[float], in_sums: float, reports: list[dict[str, float]]
-) -> dict[str, Any]:
-    """Return what training spends its time on, from its seconds, those of them in sums, and its metrics."""
-    physics_share, acting, update = (
-        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
-    )
-    # Shares of the first rank's training time; they add up to 1, apart from what is not timed.
-    reduce_share = in_sums / sum(training)
-    time_shares = {"physics": physics_share, "acting": acting}
-    time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
-    slices = [alone / trained for alone, trained in zip(physics, training, strict=True)]
-    return {
-        "training_is": time_shares,
-        "physics_in_training": physics_share * sum(training) / sum(physics),
         "slice_shares": {"min": min(slices), "median": statistics.median(slices), "max": max(slices)},
     }
-
-
-class TimedRanks:
-    """Ranks that also measure the seconds that this rank spends in sums, mostly waiting for the others."""
-
-    def __init__(self, team: ranks.Ranks) -> None:
-        self._team, self.index, self.count, self.seconds = team, team.index, team.count, 0.0
-
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        started = time.perf_counter()
-        self._team.sum(tensor)
-        self.seconds += time.perf_counter() - started
-        return tensor
 
 
 class Physics:
