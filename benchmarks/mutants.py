@@ -256,7 +256,6 @@ ROOMS = [
     Mutant("prepare/states.py", "if prior.observation_size > MAX_STATE_SIZE:", "if False:", STATES, "states of any size are learned"),
     Mutant("prepare/weights.py", " and state_size <= MAX_STATE_SIZE", "", WORTH, "a price on states of any size"),
     Mutant("runs/folder.py", "if done >= wanted:", "if True:", "tests/cli/test_doors_output.py", "a stopped run taken for a finished one"),
-    Mutant("prepare/diagnosis.py", "(policy.spec.clips or policy.family.squashes)", "False", "tests/prepare/test_diagnosis.py", "the untrained policy beyond the bounds"),
     Mutant("prepare/diagnosis.py", "run(DIAGNOSIS_ENVS * factor) if", "run(DIAGNOSIS_ENVS) if", "tests/prepare/test_diagnosis.py", "short episodes are hardly driven"),
     Mutant("prepare/cloning.py", "= samples.actions.mean(0)", "= 0.0", "tests/prepare/test_imitation.py", "a fit begins far from the actions"),
     Mutant("priors/finding.py", "if out.is_file() and path.is_file() and out.samefile(path):", "if False:", DOORS, "what is made of a policy written over it"),

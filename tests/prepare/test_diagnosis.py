@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from tiny_envs import Endless, tiny
+from tiny_envs import tiny
 from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
@@ -72,42 +71,6 @@ def test_who_is_better_by_one_kind_of_action_acts() -> None:
         assert find_complaints(optimum(), mean_action, sampled, poor) == []
     [said] = find_complaints(optimum(), poor, poor, poor)
     assert said.startswith("these episodes do not show that it acts better")
-
-
-def strict() -> Any:
-    """An environment that refuses actions beyond its bounds, as some do."""
-
-    class Strict(Endless):
-        def step(self, action: Any) -> Any:
-            assert self.action_space.contains(action), action
-            return super().step(action)
-
-    return Strict()
-
-
-@pytest.mark.parametrize("bound", [{"clips": True}, {"family": "squashed"}])
-def test_who_knows_nothing_stays_within_bounds_where_the_policy_does(bound: dict[str, Any]) -> None:
-    bounded = Policy(replace(optimum().spec, actions=ActionSpace("continuous", (1,), (-1.0,), (1.0,)), **bound))
-    assert found(bounded, env=f"{__file__}:strict").untrained.basic.mean() > 0
-
-
-def heater() -> Any:
-    """An environment whose reward is its action, from 0 to 100: too far for a Gaussian around 0."""
-
-    class Heater(Endless):
-        action_space: Any = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
-
-        def step(self, action: Any) -> Any:
-            observation, _, *rest = super().step(action)
-            return observation, float(action[0]), *rest
-
-    return Heater()
-
-
-def test_who_knows_nothing_acts_around_the_middle_of_bounds_that_are_far() -> None:
-    actions = ActionSpace("continuous", (1,), (0.0,), (100.0,))
-    untrained = found(Policy(replace(optimum().spec, actions=actions, clips=True)), env=f"{__file__}:heater").untrained
-    assert (untrained.basic / untrained.lengths).mean() == pytest.approx(50.0, abs=5.0)
 
 
 def evaluation_of(fell: float) -> Evaluation:

@@ -181,7 +181,7 @@ def test_a_result_is_evaluated_where_it_was_trained() -> None:
 
 def test_a_policy_of_ours_has_its_std() -> None:
     policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
-    with pytest.raises(UsageError, match="has all that it needs: leave std and reading out"):
+    with pytest.raises(UsageError, match="has all that it needs: leave out --std"):
         repolicy.customize(policy, stay_near, std=0.1, env=LinearQuadratic)
 
 

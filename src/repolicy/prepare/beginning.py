@@ -17,6 +17,7 @@ from repolicy.priors import (
     PriorSource,
     ScoredPrior,
     ScoringPrior,
+    check_no_options,
     find_policy,
     open_policy,
     prior_source,
@@ -136,10 +137,7 @@ def open_prior(
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
         return Start(prior, name, notes, None, b"", agent, prior_source(reference, agent, reading, trust))
     if found.saved is None:  # module:name may lead to one, too
-        if reading not in (None, Options()):
-            raise UsageError(
-                f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
-            )
+        check_no_options(name, reading, "a policy of Repolicy's, which has all that it needs")
         saved, content = SavedPolicy(frozen(agent), None, {}), b"" if init == "clone" else policy_bytes(agent, {})
     elif isinstance(agent, ConditionedPolicy):
         raise UsageError(

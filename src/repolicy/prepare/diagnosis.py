@@ -19,7 +19,6 @@ from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths
 from repolicy.prepare.worth import Worth, Worths, pooled, worths_of
-from repolicy.runs import spec_for
 from repolicy.text import with_minus
 
 DIAGNOSIS_ENVS, DIAGNOSIS_STEPS = 16, 1_000
@@ -81,15 +80,12 @@ class Diagnosis:
 def diagnose(
     policy: Policy, env: str, addon: Addon, *, nat_worth: Worth | None = None, backend: Backend = "auto"
 ) -> Diagnosis:
-    """Run the policy with sampled and with mean actions, and an untrained policy with sampled ones.
+    """Run the policy with sampled and with mean actions, and an untrained one of its architecture with sampled ones.
 
     `nat_worth` is the worth in the prior's card. It is used where it is significant: it has more episodes.
     """
-    spaces = probe_env(env, backend)
-    check_fit(policy, spaces, "the prior")
-    spec = spec_for(spaces, customize_defaults(policy))
-    clips = spec.family == "gaussian" and (policy.spec.clips or policy.family.squashes)
-    unskilled = make_policy(replace(spec, clips=clips), EVALUATION_SEED)
+    check_fit(policy, probe_env(env, backend), "the prior")
+    unskilled = make_policy(policy.spec, EVALUATION_SEED)
     sampled = measure_episodes(policy, env, addon, False, backend)
     mean_action = measure_episodes(policy, env, addon, True, backend)
     untrained = measure_episodes(unskilled, env, addon, False, backend)
