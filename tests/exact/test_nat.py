@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -19,11 +20,12 @@ from random_problems import (
     temperatures,
 )
 from torch import Tensor
+from worth_known import episodes
 
 from repolicy.exact import MDP, estimator_gradient, exact_gradient, soft_optimal, solve_augmented, solve_residual
 from repolicy.exact.solve import Trajectories, enumerate_trajectories, expected_return
 from repolicy.objective import full, residual
-from repolicy.prepare.worth import ReturnsAndNats, worth_of
+from repolicy.prepare.worth import worth_of
 
 END = 0  # the state of an episode that is over: it pays nothing and has no nats
 
@@ -40,11 +42,11 @@ def mortal(draw: st.DrawFn) -> tuple[MDP, float]:
     return MDP(transitions, reward, start, discount=1.0, horizon=draw(st.integers(1, 4 if states == 2 else 3))), alpha
 
 
-def expected(each: Trajectories, probability: Tensor, reward: Tensor, nats: Tensor) -> ReturnsAndNats:
+def expected(each: Trajectories, probability: Tensor, reward: Tensor, nats: Tensor) -> dict[str, np.ndarray]:
     """Sums over the steps before the end whose plain mean, over all trajectories, is their expectation."""
     alive, weights = (each.states != END).double(), len(each.states) * probability
     returns, told = ((each.along(table) * alive).sum(-1) * weights for table in (reward, nats))
-    return ReturnsAndNats(returns.numpy(), told.numpy())
+    return episodes(returns.numpy(), told.numpy())
 
 
 @examples
@@ -57,7 +59,7 @@ def test_a_nat_is_worth_the_temperature_exactly_whoever_falls(process: tuple[MDP
     entropy = -(log_policy.exp() * log_policy).sum(-1, keepdim=True).expand_as(log_policy)
     by_mode = expected(each, each.chance * each.along(mode).prod(-1), reward, log_policy)
     sampled = expected(each, each.probability(log_policy), reward, entropy)
-    nats = by_mode.nats.mean() + sampled.nats.mean()
+    nats = by_mode["nats"].mean() + sampled["nats"].mean()
     assume(nats > 0.01)  # else both act alike
     assert abs(worth_of(by_mode, sampled).value - alpha) < 1e-11 / nats
 

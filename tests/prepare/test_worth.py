@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from tiny_envs import CONTROL_COST, STATE_COST, Tiny, tiny
-from worth_known import ALPHA, CALM, LONG, RARELY, optimum
+from worth_known import ALPHA, CALM, LONG, RARELY, episodes, optimum
 
 from experiments.ledger import Ledger
 from repolicy.evaluation import BLOCK_STEPS
@@ -23,15 +23,7 @@ from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.prepare.states import MAX_STATE_SIZE
 from repolicy.prepare.weights import weights_from_card, weights_from_worths
-from repolicy.prepare.worth import (
-    WORTH_EPISODES,
-    ReturnsAndNats,
-    Worth,
-    Worths,
-    measure_worth,
-    measure_worths,
-    worth_of,
-)
+from repolicy.prepare.worth import WORTH_EPISODES, Worth, Worths, measure_worth, measure_worths, worth_of
 from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -40,9 +32,9 @@ from repolicy.runs.settings import Settings
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
-def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[ReturnsAndNats, ReturnsAndNats]:
+def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[dict[str, np.ndarray], ...]:
     """Episodes with the same nats each, half of them the mode's."""
-    return tuple(ReturnsAndNats(each, np.full(len(each), nats / 2)) for each in (by_mean, sampled))
+    return tuple(episodes(each, np.full(len(each), nats / 2)) for each in (by_mean, sampled))
 
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
@@ -58,7 +50,7 @@ def test_the_error_is_that_of_the_ratio() -> None:
     def once(lengths: int) -> Worth:
         long, noise = rng.integers(1, lengths + 1, (2, 400)).astype(float), rng.normal(size=(2, 400))
         returns = 2.0 * long + noise
-        by_mean, sampled = ReturnsAndNats(returns[0] + 9.0, long[0]), ReturnsAndNats(returns[1], long[1])
+        by_mean, sampled = episodes(returns[0] + 9.0, long[0]), episodes(returns[1], long[1])
         found = worth_of(by_mean, sampled)
         assert found is not None
         return found
@@ -71,14 +63,14 @@ def test_the_error_is_that_of_the_ratio() -> None:
 
     # A return that is a number plus α times the nats leaves no error, whichever episodes are seen.
     nats = np.arange(8.0)
-    exact = worth_of(ReturnsAndNats(3.0 + 2.0 * nats, nats), ReturnsAndNats(3.0 - 2.0 * nats, nats))
+    exact = worth_of(episodes(3.0 + 2.0 * nats, nats), episodes(3.0 - 2.0 * nats, nats))
     assert (exact.value, exact.error) == pytest.approx((2.0, 0.0), abs=1e-12)
 
 
 def test_what_pairs_of_episodes_share_is_no_error() -> None:
     """Noise costs 3 for a nat from every state, and the states are worth 0 to 70."""
     states, nats = 10.0 * np.arange(8.0), np.ones(8)
-    both = ReturnsAndNats(states + 3.0, 0.5 * nats), ReturnsAndNats(states, 0.5 * nats)
+    both = episodes(states + 3.0, 0.5 * nats), episodes(states, 0.5 * nats)
     assert worth_of(*both, paired=True) == Worth(3.0, 0.0, 8)
     assert not worth_of(*both).is_known
 
@@ -87,7 +79,7 @@ def test_the_error_of_pairs_finds_a_worth_of_nothing_as_seldom_as_it_should() ->
     """Two standard errors above 0 are passed by chance in 2.3 % of all cases."""
     rng, nats = np.random.default_rng(2), np.full(32, 5.0)
     states, noise = rng.normal(scale=10.0, size=(20_000, 1, 32)), rng.normal(size=(20_000, 2, 32))
-    found = [worth_of(*(ReturnsAndNats(each, nats) for each in both), paired=True) for both in states + noise]
+    found = [worth_of(*(episodes(each, nats) for each in both), paired=True) for both in states + noise]
     assert np.std([each.value for each in found]) == pytest.approx(np.mean([each.error for each in found]), rel=0.02)
     assert np.mean([each.is_known for each in found]) == pytest.approx(0.027, abs=0.004)  # Student's t of 31
 
@@ -103,7 +95,7 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         draws = distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
         by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
         entropy = distribution.entropy().double().numpy()
-    found = worth_of(ReturnsAndNats(ALPHA * by_mode, by_mode), ReturnsAndNats(ALPHA * draws, entropy))
+    found = worth_of(episodes(ALPHA * by_mode, by_mode), episodes(ALPHA * draws, entropy))
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":
@@ -288,8 +280,10 @@ def test_a_worth_is_sought_until_it_is_known_or_looks_negative(
     each = np.tile([0.0, 2.0], WORTH_EPISODES // 2)
 
     def told(*_: Any, deterministic: bool, **__: Any) -> SimpleNamespace:
+        basic = each if deterministic else np.sort(each) - cost  # so what one brings tells nothing of the other
         return SimpleNamespace(
-            basic=each if deterministic else np.sort(each) - cost,  # so what one brings tells nothing of the other
+            basic=basic,
+            total=basic,
             addon=None,
             lengths=np.full(WORTH_EPISODES, 10.0),
             environment_steps=10 * WORTH_EPISODES,

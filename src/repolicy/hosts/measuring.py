@@ -204,8 +204,10 @@ class PriorEpisodes:
         """
         names = ("basic", "addon", "nats", "lengths")
         by_mean, sampled = ({name: _concatenate(each, name) for name in names} for each in (self.by_mean, self.sampled))
+        for each in (by_mean, sampled):
+            each["addon"] = each["addon"] / max(1.0, self.envs.wish_weight)
         is_first_look = sum(len(each.nats) for each in self.by_mean[:-1]) < WORTH_EPISODES
-        return worths_of(by_mean, sampled, is_first_look, max(1.0, self.envs.wish_weight))
+        return worths_of(by_mean, sampled, is_first_look)
 
     def typical_addon(self) -> np.ndarray:
         """Return the root mean square of the add-on over sampled steps."""

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ MAX_EPISODE_STEPS = 1_000
 # Standard errors above 0 at which a worth counts. Each look at more episodes is another chance to find what is none.
 FIRST_ERRORS, LATER_ERRORS = 2.0, 3.0
 MIN_NATS = 1e-6  # with fewer nats nothing can be measured: the policy has no noise, or is far from soft-optimal
-Episodes = Mapping[str, np.ndarray]  # arrays `[E]`: basic, addon (where there is one), nats and lengths
+Episodes = Mapping[str, np.ndarray]  # arrays `[E]`: basic, total, addon (where there is one), nats, lengths
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,6 @@ class Worth:
         return self.value > FIRST_ERRORS * self.error
 
 
-class ReturnsAndNats(NamedTuple):
-    """Returns of some episodes and their nats (see `nats_of`), each `[E]`, summed over the same steps."""
-
-    returns: np.ndarray
-    nats: np.ndarray
-
-
 def nats_of(found: Evaluation) -> np.ndarray:
     """Return log π of the mean actions, or the entropy where actions were sampled, summed over each episode `[E]`."""
     nats = found.log_policy if found.deterministic else found.entropy
@@ -53,22 +45,22 @@ def nats_of(found: Evaluation) -> np.ndarray:
     return nats
 
 
-def worth_of(by_mean: ReturnsAndNats, sampled: ReturnsAndNats, paired: bool = False) -> Worth | None:
-    """Return what a nat is worth; None where a return is not finite (there is no reward), or where nats are missing.
+def worth_of(by_mean: Episodes, sampled: Episodes, reward: str = "basic", paired: bool = False) -> Worth | None:
+    """Return what a nat is worth in a reward; None where a return is not finite (there is none), or nats are missing.
 
     Where `paired`, episode i of both began in the same state, and what that state is worth to both is no error.
     """
     both = (by_mean, sampled)
-    nats = sum(float(each.nats.mean()) for each in both)
-    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < MIN_NATS:
+    nats = sum(float(each["nats"].mean()) for each in both)
+    if not all(np.isfinite(each[reward]).all() for each in both) or nats < MIN_NATS:
         return None
-    value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
+    value = float(by_mean[reward].mean() - sampled[reward].mean()) / nats
     # The first-order error of a ratio: that of the residuals, the returns without their nats at this worth.
-    residuals = [by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats]
+    residuals = [by_mean[reward] - value * by_mean["nats"], sampled[reward] + value * sampled["nats"]]
     if paired:
         residuals = [residuals[0] - residuals[1]]
     error = math.sqrt(sum(each.var(ddof=1) / len(each) for each in residuals)) / nats
-    return Worth(value, error, len(sampled.returns))
+    return Worth(value, error, len(sampled[reward]))
 
 
 def measure_worth(
@@ -82,9 +74,8 @@ def measure_worth(
 ) -> Worth | None:
     """Run episodes and return what a nat is worth in the total reward, or in the add-ons' alone."""
     both = _evaluate_both(policy, env, episodes, EVALUATION_SEED, addons, backend)
-    reward = "addon" if addon_alone else "total"
-    by_mean, sampled = (ReturnsAndNats(getattr(each, reward), nats_of(each)) for each in both)
-    return worth_of(by_mean, sampled, paired=True)
+    by_mean, sampled = (pooled([each]) for each in both)
+    return worth_of(by_mean, sampled, "addon" if addon_alone else "total", paired=True)
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,7 @@ def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
 
 def pooled(evaluations: Sequence[Evaluation]) -> Episodes:
     """Return what `worths_of` reads of all episodes of some evaluations."""
-    names = ("basic", "lengths") if evaluations[0].addon is None else ("basic", "addon", "lengths")
+    names = ["basic", "total", "lengths"] + ([] if evaluations[0].addon is None else ["addon"])
     arrays = {name: np.concatenate([getattr(each, name) for each in evaluations]) for name in names}
     return arrays | {"nats": np.concatenate([nats_of(each) for each in evaluations])}
 
@@ -155,19 +146,14 @@ def worths_of(
     by_mean: Episodes,
     sampled: Episodes,
     is_first_look: bool,
-    unit: float = 1.0,
     steps: int = 0,
     paired: bool = False,
 ) -> Worths:
-    """Return the worths by all episodes so far; the add-on's rewards are divided by `unit`."""
-
-    def worth_in(reward: str, unit: float = 1.0) -> Worth | None:
-        both = [ReturnsAndNats(each[reward] / unit, each["nats"]) for each in (by_mean, sampled)]
-        return worth_of(both[0], both[1], paired)
-
-    worth_in_addon = worth_in("addon", unit) if "addon" in sampled else None
+    """Return the worths by all episodes so far."""
+    basic = worth_of(by_mean, sampled, "basic", paired)
+    addon = worth_of(by_mean, sampled, "addon", paired) if "addon" in sampled else None
     errors = FIRST_ERRORS if is_first_look else LATER_ERRORS
-    return Worths(worth_in("basic"), worth_in_addon, float(sampled["lengths"].mean()), steps, errors)
+    return Worths(basic, addon, float(sampled["lengths"].mean()), steps, errors)
 
 
 def _evaluate_both(
