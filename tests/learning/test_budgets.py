@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from repolicy.addons.limits import Limit, parse_limits
-from repolicy.learning.constraint_sentences import constraint_warnings
 from repolicy.learning.multipliers import HeldLimit, Multipliers, budget_violation, moved_weight, steered_objective
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
@@ -76,7 +75,7 @@ def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
     held = multipliers(kl_budget=2.0)
     for spent, count in ((2.49, 0), (2.51, 1)):
         held.budget_violation = budget_violation(spent, 2.0)
-        said = constraint_warnings(held, {"prior_kl": [spent]})
+        said = held.warnings({"prior_kl": [spent]})
         assert len(said) == count
     assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")
 

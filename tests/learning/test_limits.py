@@ -19,7 +19,6 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from repolicy.addons.limits import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
-from repolicy.learning.constraint_sentences import constraint_warnings
 from repolicy.learning.multipliers import (
     HeldLimit,
     Limits,
@@ -135,7 +134,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
 def test_what_a_limit_holds_is_told_of_the_priors_mean_action(prior: Path) -> None:
     request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), FEW, (WISH,), "a checksum")
     limited, policy = replace(request, limits=(f"{EFFORT}<=0.05",)), read_policy(prior).policy
-    told = re.fullmatch(r"limit effort<=0.05: (.*) a step under the prior", try_addon(policy, limited)[0][0])
+    told = re.fullmatch(r"limit effort<=0.05: (.*) a step under the prior", try_addon(policy, limited)[0])
     assert told is not None
     assert float(told[1]) == pytest.approx(mean_effort(GAIN), rel=0.15)
     without, with_limit = (estimate_spending(each)["to try the wish"] for each in (request, limited))
@@ -361,10 +360,10 @@ def test_what_cannot_be_held_is_refused_in_one_sentence(
 def test_a_limit_and_a_share_that_are_broken_at_the_end_are_told() -> None:
     held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(), limits=("power<=0.3",)))
     held.limits["power<=0.3"].unit = 0.03
-    [said] = constraint_warnings(held, {"limit_power<=0.3": [0.1] * 20 + [0.6] * 20})
+    [said] = held.warnings({"limit_power<=0.3": [0.1] * 20 + [0.6] * 20})
     assert said.startswith("limit power<=0.3 is broken: the last 20 iterations have 0.6; more --steps may do")
-    assert not constraint_warnings(held, {"limit_power<=0.3": [0.2, 0.42] * 10})  # broken by 0.01 ± 0.025
+    assert not held.warnings({"limit_power<=0.3": [0.2, 0.42] * 10})  # broken by 0.01 ± 0.025
     kept = multipliers(keep=0.9)
-    [said] = constraint_warnings(kept, {"kept": [0.95] * 20 + [0.8, 0.82] * 10})
+    [said] = kept.warnings({"kept": [0.95] * 20 + [0.8, 0.82] * 10})
     assert said.startswith("limit kept>=0.9 is broken: the last 20 iterations have 0.81; more --steps may do")
-    assert not constraint_warnings(kept, {"kept": [0.87, 0.9] * 10})  # off by less than a quarter of what may be lost
+    assert not kept.warnings({"kept": [0.87, 0.9] * 10})  # off by less than a quarter of what may be lost

@@ -281,7 +281,6 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     [
         ("Endless", 300, "copy", 2, 0.5, None, ()),
         ("Endless", 300, "copy", 2, 0.0, 0.9, ("stay_near>=-9",)),
-        ("LinearQuadratic", 8, "copy", 2, 0.0, 0.9, ()),  # no limit is told: the trial steps show it
         ("Endless", 300, "copy", 0, 0.5, None, ("stay_near>=-9",)),
         ("Endless", 300, "clone", 2, 0.0, None, ()),
     ],
@@ -306,7 +305,7 @@ def test_every_step_is_counted(
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
     monkeypatch.setattr("repolicy.prepare.cloning.FIT_EPOCHS", 1)  # which take no steps of the environment
-    monkeypatch.setattr("repolicy.prepare.checks.EPISODE_CAP", 300)
+    monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
     monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),

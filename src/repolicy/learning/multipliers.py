@@ -29,6 +29,7 @@ from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
 from repolicy.priors import MeanPrior
 from repolicy.runs import Budget, Estimate, Ranks, Request, Stream, derived_seed
+from repolicy.text import with_minus
 
 MAX_VIOLATION = 2.0
 STEERING = 0.03  # integral gain, per iteration
@@ -42,6 +43,8 @@ MIN_SPREAD = 1e-7  # std of a quantity as a share of its size; a smaller one is 
 SHARE_OF_TASK = 0.1  # of the task's reward in a step that a limit's weight begins at, where no omega tells
 MAX_WEIGHT_CHANGE = 1e3  # a limit's weight stays within this factor of its initial value
 MIN_MEANS = 8  # number of means from which the noise of a measurement is estimated
+OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows
+LAST_ITERATIONS = 20  # number of iterations by which a limit is judged at the end
 MIN_LOST_SHARE = 0.01  # of the old return; the finest unit in which a kept share is steered
 
 
@@ -301,6 +304,25 @@ class Multipliers:
         elif budget is not None:
             objective, self.budget_violation = follow_budget(objective, budget, metrics, self.budget_violation, steps)
         return objective
+
+    def warnings(self, logged: Mapping[str, Sequence[Any]]) -> list[str]:
+        """Return a sentence for a budget, a kept share and for each limit that is broken at the end of a run."""
+        budget, violation, sentences = self.settings.budget, self.budget_violation, list[str]()
+        if budget is not None and violation > math.log(OVERSPENT_RATIO):
+            ends = f"the run ends beyond its budget: {budget.compare(logged[budget.metric][-1])}"
+            sentences.append(f"{ends}; the weights follow slowly, and more --steps give them time")
+        limits = {f"limit_{name}": (held.limit, held.unit) for name, held in self.limits.items()}
+        if self.keep:
+            limits["kept"] = Limit("kept", -1, self.keep), self.may_lose
+        for column, (limit, unit) in limits.items():
+            values = np.array(logged[column][-LAST_ITERATIONS:])
+            broken_by = limit.excess(values)
+            error = broken_by.std() / math.sqrt(len(values))
+            # Broken by more than a little, and by more than two standard errors.
+            if broken_by.mean() > unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
+                found = f"the last {len(values)} iterations have {with_minus(f'{values.mean():.3g}')}"
+                sentences.append(f"limit {limit} is broken: {found}; more --steps may do, or a wish that weighs less")
+        return sentences
 
     def state(self) -> dict[str, Any]:
         """Return the numbers of a checkpoint; `prior_rewards` is a tensor, which the worker stores."""

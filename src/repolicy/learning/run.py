@@ -13,7 +13,6 @@ import torch
 
 from repolicy.envs import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.constraint_sentences import constraint_warnings
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import dial_warnings
 from repolicy.learning.worker import Worker
@@ -145,7 +144,7 @@ def final_sentences(worker: Worker, folder: RunFolder, metrics: dict[str, float]
     sentences = list[str]()
     if worker.request.is_judged_by_mean:  # for a generative policy's noise, a few nats are a lot
         sentences += dial_warnings(metrics, worker.learner.policy)
-    return sentences + constraint_warnings(worker.multipliers, folder.read_metrics())
+    return sentences + worker.multipliers.warnings(folder.read_metrics())
 
 
 def store_nat_worth(request: Request, folder: RunFolder) -> None:

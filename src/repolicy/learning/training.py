@@ -15,6 +15,7 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import UsageError
+from repolicy.evaluation import EPISODE_CAP
 from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior, read_card, with_torch_defaults
@@ -223,8 +224,7 @@ def _prepare_start(
     request = replace(request, prior=prior_checksum, init=init_checksum)
 
     # Try the add-on, and measure what a generative policy earns before training.
-    trial_notes, trial_length = checks.try_addon(prior.policy, request)
-    notes += trial_notes
+    notes += checks.try_addon(prior.policy, request)
     untrained = 0
     if not request.is_judged_by_mean and not resumed:
         say("evaluating it without training, also with smaller noise")
@@ -235,7 +235,7 @@ def _prepare_start(
     request, decision = checks.choose_weights(request, prior, say)
     notes += decision.notes
     if not resumed:
-        length = float(prior.card.get("evaluation", {}).get("evaluation_length", trial_length))
+        length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         fitting = 0 if was_fitted or start.scoring_prior is None else prior.card["clone_of"]["steps"]
         spending = estimate_spending(request, decision.steps, length, untrained, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))

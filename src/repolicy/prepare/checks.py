@@ -7,7 +7,6 @@ import numpy as np
 from repolicy.addons import addon_names, check_env, combine_addons, parse_limits
 from repolicy.envs import probe_env, with_option
 from repolicy.errors import UsageError
-from repolicy.evaluation import EPISODE_CAP
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import OMEGA_ALONE, Decision, decide
@@ -28,11 +27,8 @@ def unused_settings(settings: Settings) -> list[str]:
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
-def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
-    """Run the prior for trial steps, and check shape and values of each add-on and limit.
-
-    Return notes on them, and how long an episode was; where none ended, how long one can be.
-    """
+def try_addon(prior: Policy, request: Request) -> list[str]:
+    """Run the prior for trial steps, check shape and values of each add-on and limit, and return notes on them."""
     env, limits = request.env, parse_limits(request.limits, request.env)
     rollout = collect_trial(prior, env, request.settings)
     held = rollout  # limits hold the mean action
@@ -55,8 +51,7 @@ def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
             raise UsageError(f"add-on {name!r} {same}; {why}")
         ends = f"{reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g}"
         notes.append(f"add-on {name}: {with_minus(ends)} a step under the prior")
-    ended = len(rollout.episodes.lengths)
-    return notes, rollout.ages.size / ended if ended else EPISODE_CAP
+    return notes
 
 
 def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:

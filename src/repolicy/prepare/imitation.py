@@ -57,8 +57,6 @@ def imitate(
     env = None if env is None else match_observation(env, demonstrations.observations.shape[1])
     actions = action_space_for(demonstrations, env)
     targets = stored_actions(demonstrations, actions, env)
-    if demonstrations.discrete and actions.low:
-        say(f"choices are read as the environment counts them, from {', '.join(f'{low:g}' for low in actions.low)}")
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
