@@ -155,9 +155,7 @@ def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", reward_words: s
 
 def _statistics_rows(diagnosis: "Diagnosis") -> list[list[str]]:
     """Return rows with a column for each of the mean action, sampled actions, and an untrained policy."""
-    import numpy as np
-
-    from repolicy.prepare.diagnosis import mean_std
+    from repolicy.prepare.diagnosis import mean_std, share_ended
 
     evaluations = (diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained)
     columns, std = [each.columns for each in evaluations], mean_std(diagnosis.policy)
@@ -165,7 +163,7 @@ def _statistics_rows(diagnosis: "Diagnosis") -> list[list[str]]:
         "return": [each["basic_reward"].describe() if "basic_reward" in each else "" for each in columns],
         "add-on, at weight 1 at most": [each["addon_reward"].describe() for each in columns],
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in evaluations],
-        "ended before its time": [f"{np.mean(each.terminated):.0%}" for each in evaluations],
+        "ended before its time": [f"{share_ended(each):.0%}" for each in evaluations],
         "std of an action": ["" if std is None else format_number(std)] * 2 + [""],
     }
     return [[name, *cells] for name, cells in rows.items() if any(cells)]

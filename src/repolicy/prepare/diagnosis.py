@@ -5,7 +5,6 @@ policy. Only the add-on's reward is needed; the environment's own is shown where
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,8 @@ class Diagnosis:
     def verdict(self) -> str:
         if self.complaints:
             return self.complaints[0]
-        returns, ended = self.mean_action.basic, int(np.sum(self.mean_action.terminated))
+        returns = self.mean_action.basic
+        ended = round(share_ended(self.mean_action) * len(returns))
         ends = f"{ended} of {len(returns)} episodes end before their time" if ended else "no episode ends"
         if not np.isfinite(returns).all():
             return f"it acts: {ends}, and the environment tells no reward"
@@ -102,10 +102,19 @@ def diagnose(
 def measure_episodes(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Evaluation:
     """Run an episode of at most a thousand steps in each environment; run more episodes where they are short."""
     how: dict[str, Any] = {"deterministic": deterministic, "backend": backend, "longest": DIAGNOSIS_STEPS}
-    run = partial(evaluate, policy, env, addon=addon, seed=EVALUATION_SEED, **how)
+
+    def run(episodes: int) -> Evaluation:
+        return evaluate(policy, env, episodes, addon=addon, seed=EVALUATION_SEED, **how)
+
     evaluation = run(DIAGNOSIS_ENVS)
     factor = int(DIAGNOSIS_STEPS // evaluation.lengths.mean())
     return run(DIAGNOSIS_ENVS * factor) if factor > 1 else evaluation
+
+
+def share_ended(evaluation: Evaluation) -> float:
+    """Return the share of the episodes that the environment ended before the time limit."""
+    assert evaluation.terminated is not None
+    return float(evaluation.terminated.mean())
 
 
 @torch.no_grad()
@@ -130,7 +139,7 @@ def find_complaints(policy: Policy, mean_action: Evaluation, sampled: Evaluation
             + "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another "
             "one?"
         )
-    ended = [float(np.mean(each.terminated)) for each in (mean_action, sampled)]
+    ended = [share_ended(each) for each in (mean_action, sampled)]
     if ended[1] - ended[0] >= 0.5:
         sentences.append(
             f"sampled actions end {ended[1]:.0%} of the episodes, the mean action {ended[0]:.0%}: its std is too wide "
