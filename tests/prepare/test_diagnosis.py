@@ -173,7 +173,6 @@ def test_no_return_is_shown_where_the_environment_tells_no_reward(capsys: pytest
         (("nothing.zip", "--addon", "height"), "there is no file nothing.zip"),
         (("hopper", "--addon", "height", "--env", "Ant-v4"), "reads the numbers of Hopper"),
         (("hopper", "--addon", tiny("stay_near"), "--env", "Ant-v4"), "the prior takes observations of 11 numbers"),
-        (("mine.safetensors", "--env", LONG, "--addon", f"{Path(__file__)}:one"), "add-on gave 1 a step throughout"),
     ],
 )
 def test_what_cannot_be_diagnosed_is_one_sentence(

@@ -196,7 +196,7 @@ def test_a_policys_file_needs_no_other_to_decode(flow: Path, tmp_path: Path, mon
     before = evaluate(result.folder, episodes=20, trust=True).basic
     moved.write_bytes((out / "policy.safetensors").read_bytes())
     flow.write_bytes(shifted(-1.0))
-    with pytest.raises(UsageError, match="another file than when this run began"):
+    with pytest.raises(UsageError, match="began with .* as it was then"):
         customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, noise=2, resume=True, trust=True)
     np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
     flow.unlink()
@@ -255,9 +255,9 @@ def test_a_resumed_run_stays_with_its_decoder_and_the_sizes_of_its_noise(tmp_pat
     again = {"out": tmp_path, "resume": True, "trust": True}
     wanted = run.policy.state_dict()
     assert all(map(torch.equal, customize(f"{HERE}:three", **again).policy.state_dict().values(), wanted.values()))
-    with pytest.raises(UsageError, match="began with noise of 2 and a chunk of 3, not 4 and 3: leave both out"):
+    with pytest.raises(UsageError, match="as it was then, noise of 2 and a chunk of 3: name these, or another --out"):
         customize(f"{HERE}:three", noise=4, **again)
-    with pytest.raises(UsageError, match=f"began with {HERE}:three, not {HERE}:same: name that, or another --out"):
+    with pytest.raises(UsageError, match=f"began with {HERE}:three as it was then"):
         customize(f"{HERE}:same", noise=2, chunk=3, **again)
 
 

@@ -105,7 +105,7 @@ class Diagnose(OpensPolicy):
         from repolicy.addons.addon_names import describe_clipped_weights, with_clipped_weights
         from repolicy.envs import with_observation_roles
         from repolicy.policies import origin_notes
-        from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
+        from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, diagnose
         from repolicy.prepare.weights import worth_from_card
         from repolicy.priors import find_policy, read_policy
         from repolicy.runs import command_options
@@ -122,7 +122,6 @@ class Diagnose(OpensPolicy):
         with terminal.status(f"{env}: thrice {DIAGNOSIS_STEPS:,} steps in {DIAGNOSIS_ENVS} environments"):
             addon = combine_addons(with_clipped_weights(self.addon))
             diagnosis = diagnose(saved.policy, env, addon, nat_worth=worth, backend=self.backend)
-        check_addon(diagnosis)
         words = ["repolicy", "customize", self.prior, "--env", env]
         for name in self.addon:
             words += ["--addon", name]

@@ -12,7 +12,6 @@ import torch
 
 from repolicy.addons import Addon
 from repolicy.envs import Backend, check_fit, probe_env
-from repolicy.errors import UsageError
 from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
@@ -165,12 +164,3 @@ def _action_span(policy: Policy) -> float | None:
 def is_better(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether the mean of `one` is higher by more than two standard errors."""
     return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
-
-
-def check_addon(diagnosis: Diagnosis) -> None:
-    """Raise where the add-on's reward is constant."""
-    both = (diagnosis.mean_action, diagnosis.sampled)
-    rewards = np.concatenate([each.addon / each.lengths for each in both if each.addon is not None])
-    if rewards.min() == rewards.max():
-        reward = with_minus(f"{rewards.min():g}")
-        raise UsageError(f"the add-on gave {reward} a step throughout: there is nothing to learn from")

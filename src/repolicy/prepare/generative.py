@@ -70,13 +70,12 @@ def open_start(
     reference = decoder_reference(prior)
     if stored is None:
         return open_prior(prior_file), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
-    if (noise, chunk) != (stored.noise, stored.chunk):
-        began = f"this run began with noise of {stored.noise} and a chunk of {stored.chunk}, not {noise} and {chunk}"
-        raise UsageError(f"{began}: leave both out, or name another --out")
-    if is_code(reference) and reference != stored.decoder:
-        raise UsageError(f"this run began with {stored.decoder}, not {reference}: name that, or another --out")
-    if Path(reference).is_file() and stored.sha256 not in (None, decoder_digest(reference)):
-        raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
+    is_same = reference == stored.decoder
+    if Path(reference).is_file():
+        is_same = stored.sha256 in (None, decoder_digest(reference))
+    if (noise, chunk) != (stored.noise, stored.chunk) or not is_same:
+        began = f"{stored.decoder} as it was then, noise of {stored.noise} and a chunk of {stored.chunk}"
+        raise UsageError(f"this run began with {began}: name these, or another --out")
     return open_prior(prior_file), env
 
 
