@@ -22,6 +22,7 @@ from repolicy.addons.gaits import (
     still,
     torque_peak,
 )
+from repolicy.addons.registered import REGISTERED
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import AddonState, Collector, Rollout, Transitions
 from repolicy.errors import UsageError
@@ -117,6 +118,22 @@ def test_action_rate_and_air_time_are_those_of_playground() -> None:
             told, commanded = step.info["reward_feet_air_time"], np.linalg.norm(step.final[:, 45:48], axis=1) > 0.01
             before_began, began = began, step.terminated | step.truncated
         assert landed > 20
+
+
+def test_terms_of_playground_have_the_sign_of_their_weight() -> None:
+    """As their descriptions say: c times a quantity that is never negative."""
+    pytest.importorskip("envpool")
+    names = ("energy", "torques", "smooth", "clearance")
+    assert all((REGISTERED[name].make.__doc__ or "").startswith("c·") for name in names)
+    for c in (0.1, -0.1):
+        scales = "&".join(f"{term}_scale={c}" for term in ("energy", "torques", "action_rate", "feet_clearance"))
+        with closing(make_envs(f"{GO1}?{scales}", 2, 0)) as envs:
+            before = envs.reset()
+            actions = np.ones((2, 12), np.float32)
+            step = envs.step(actions)
+            for name in names:
+                earned = REGISTERED[name].make()(before, actions, step.final, step.info)
+                assert (np.sign(earned) == np.sign(c)).all(), name
 
 
 class FromStart:

@@ -107,11 +107,11 @@ def test_in_python_code_is_given_as_an_argument() -> None:
 def test_nobody_writes_to_the_terminal_but_us(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\r\n"
     save_policy("theirs", trained(), {"which": evil, "request": {"env": evil}, "evaluation": {evil: 1.0}})
-    code, _, shown = typed(capsys, "inspect", "theirs")
+    code, shown, _ = typed(capsys, "inspect", "theirs")
     assert code == 0
     said = refused(capsys, 2, "evaluate", "theirs")
     write(Path("other"), evil, {}, {evil: evil})
-    shown += said + typed(capsys, "inspect", "other")[2]
+    shown += said + typed(capsys, "inspect", "other")[1]
     assert r"\x1b[2J" in shown
     assert not set("\x1b\x07\r\u202e") & set(shown)
     Terminal().say(evil)

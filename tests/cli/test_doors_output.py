@@ -135,10 +135,15 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
 
 def test_a_cards_small_returns_are_not_rounded_away(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"mean action": [0.42, 0.1], "episodes": 8}
-    card = {"evaluation": {"basic": 0.0019, "addon": -1234.56}, "scores": scores}
+    evaluation = {"evaluation_objective": 109.7, "evaluation_error": 19.56, "evaluation_basic": 0.0019}
+    evaluation |= {"evaluation_addon": -1234.56, "evaluation_length": 109.4, "evaluation_ended_early": 8.0}
+    request = {"settings": {"evaluation_episodes": 9, "ranks": 2}}
+    card = {"evaluation": evaluation, "scores": scores, "which": "last", "request": request}
     save_policy("small", repolicy.Policy(PolicySpec(1, SPACE)), card)
-    shown = " ".join(typed(capsys, "inspect", "small")[2].split())
-    for words in ("basic 0.0019", "addon −1,234.6", "score 0.42 ± 0.10 (mean ± std), mean action, 8 episodes"):
+    shown = " ".join(typed(capsys, "inspect", "small")[1].split())
+    sampled = "short evaluation 8 episodes with sampled actions: objective 109.7 ± 19.6 (standard error), basic reward "
+    sampled += "0.0019, add-on reward −1,234.6, length 109 steps, 8 ended early"
+    for words in (sampled, "score 0.42 ± 0.10 (mean ± std), mean action, 8 episodes"):
         assert words in shown
 
 

@@ -195,6 +195,11 @@ def test_inspect_shows_what_it_was_made_with(folder, capsys):
     main(["inspect", str(folder), "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert (shown["kind"], shown["omega"], shown["search"]["samples"]) == ("planner", 0.1, 4)
+    main(["inspect", str(folder)])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["ω′", "0.1"] in lines
+    assert ["search", f"4 samples of {shown['search']['horizon']} steps"] in lines
+    assert not any("{" in value for _, value in lines)
 
 
 @pytest.mark.parametrize(("words", "value"), [(["--live", "--port", "0"], False), ([], None), (["--value"], True)])

@@ -255,7 +255,7 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
         (file, "takes as inputs, in this order: omega from 0.03 to 3, quiet from 0 to 2"),
     ):
         cli.main(["inspect", str(path)])
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert said in " ".join(capsys.readouterr().out.split())
     assert evaluate(found["file"], episodes=1, trust=True).addon is not None
     cli.main(["dial", str(file), "--at", "quiet=3", "--at", "omega=0.3"])
     assert "warning: quiet is 3, and this policy was trained from 0 to 2" in " ".join(capsys.readouterr().err.split())

@@ -174,7 +174,7 @@ def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys:
     assert "evaluation" not in saved.card
     assert export(saved.policy, tmp_path / "mine.pt", "torchscript") < 1e-5
     cli.main(["inspect", str(tmp_path / "mine.safetensors")])
-    assert "mixture at t = 0.3" in capsys.readouterr().err
+    assert "mixture at t = 0.3" in capsys.readouterr().out
 
 
 def test_a_result_turns_too(file: Path) -> None:

@@ -102,11 +102,12 @@ def _from_info(description: str, key: str) -> Callable[[], Function]:
 
 
 def _playground_cost(term: str, quantity: str, cost: str, scale: str = "") -> Registered:
-    """Return an add-on that is one of Playground's reward terms, −c · quantity.
+    """Return an add-on that is one of Playground's reward terms, c · quantity.
 
-    `scale` is a value of c to suggest for tasks in which c is 0.
+    c is the environment's own weight of the term, below 0 for a quantity that costs; `scale` is a value of c to
+    suggest for tasks in which c is 0.
     """
-    make = _from_info(f"−c·{quantity} (Playground's own)", f"reward_{term}")
+    make = _from_info(f"c·{quantity} (Playground's own, with its weight c)", f"reward_{term}")
     option = f"{term}_scale={scale}" if scale else ""
     return Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 
@@ -174,7 +175,7 @@ REGISTERED = {
     ),
     "air_time": _playground_cost(
         "feet_air_time",
-        "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
+        "Σ over feet that touch down of (seconds in the air − 0.1): take longer steps",
         "air-time",
         "0.1",
     ),
@@ -190,14 +191,20 @@ def info_entry(info: Mapping[str, Any], key: str, why: str, where: str = "info")
     return info[key]
 
 
-def describe_registered() -> list[dict[str, str]]:
+def describe_registered() -> list[dict[str, Any]]:
     """Return a row for each registered add-on."""
     return [
         {
-            "name": name + "".join(f"({option}=…)" for option in inspect.signature(entry.make).parameters),
+            "name": name,
+            "options": [*inspect.signature(entry.make).parameters],
             "env": ", ".join(entry.envs) or "any with numeric actions",
+            "short_env": _short_envs(entry.envs),
             "what": inspect.getdoc(entry.make) or "",
             "metric": entry.metric,
         }
         for name, entry in REGISTERED.items()
     ]
+
+
+def _short_envs(envs: tuple[str, ...]) -> str:
+    return f"{envs[0]} and {len(envs) - 1} more" if len(envs) > 2 else ", ".join(envs) or "any with numeric actions"

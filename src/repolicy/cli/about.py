@@ -13,7 +13,7 @@ from repolicy.errors import UsageError
 from repolicy.loading import PYTHON
 from repolicy.prepare.defaults import train_defaults
 from repolicy.readers.reading import Options
-from repolicy.runs import BUDGETS, Settings, Terminal, physical_cores, versions
+from repolicy.runs import BUDGETS, Settings, Terminal, format_facts, physical_cores, versions
 from repolicy.text import format_count
 
 
@@ -25,25 +25,22 @@ class Addons(Command):
     """
 
     def run(self) -> dict[str, Any]:
-        from rich.table import Column, Table
-
         from repolicy.addons.registered import describe_registered
 
-        heads = ("name", "environment", "what it rewards", "reported as")
-        # A name that ends in … or is cut in two cannot be typed.
-        table = Table(*(Column(head, overflow="fold", no_wrap=head in heads[:2]) for head in heads))
-        rows = describe_registered()
-        for row in rows:
-            first, *more = row["env"].split(", ")
-            env = f"{first}\nand {len(more)} more" if len(more) > 1 else row["env"].replace(", ", ",\n")
-            table.add_row(row["name"], env, row["what"], row["metric"])
-        terminal = Terminal()
-        terminal.print(table)
-        terminal.say(
-            "c is the environment's own weight of the term; repolicy addons --json names every environment",
+        Terminal().say(
+            "c is the environment's own weight of the term, below 0 for costs; --json names every environment",
             "your own: --addon module:function or --addon file.py:function",
         )
-        return {"addons": rows}
+        return {"addons": describe_registered()}
+
+    def text(self, values: dict[str, Any]) -> str:
+        return "\n".join(map(_addon_line, values["addons"]))
+
+
+def _addon_line(row: dict[str, Any]) -> str:
+    """Return the line of an add-on, with the options that it takes in brackets."""
+    name = row["name"] + "".join(f"({option}=…)" for option in row["options"])
+    return f"{name}: {row['what']} [{row['short_env']}; reported as {row['metric']}]"
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ class Doctor(Command):
         if self.checkpoint is None:
             if self.before is not None or self.batch is not None:
                 raise UsageError("--before and --batch go with the checkpoint of the training that went on")
-            return doctor()
+            return installation()
         if self.batch is None and self.reading != Options():
             raise UsageError("how to read the checkpoint's policy goes with --batch")
         from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
@@ -144,8 +141,12 @@ class Doctor(Command):
             if path.suffix == ".zip" and reading.vecnormalize is None:
                 reading = replace(reading, vecnormalize="none")  # SB3's buffer holds normalized observations
             sentences += first_ratios(read_policy(path, reading), self.batch)
-        Terminal().say(*(sentences or ["none of the usual causes is there"]))
         return {"causes": sentences}
+
+    def text(self, values: dict[str, Any]) -> str:
+        if "causes" in values:
+            return "\n".join(values["causes"]) or "none of the usual causes is there"
+        return format_facts(values)
 
 
 EXTRAS = {  # the modules that each extra of the package installs
@@ -161,8 +162,8 @@ EXTRAS = {  # the modules that each extra of the package installs
 }
 
 
-def doctor() -> dict[str, Any]:
-    """Print and return the versions, cores, environments, rendering and extras of this installation."""
+def installation() -> dict[str, Any]:
+    """Return the versions, cores, environments, rendering and extras of this installation."""
     from repolicy.envs import envpool_names, why_no_envpool
 
     facts: dict[str, Any] = {**versions(), "cores": physical_cores()}
@@ -174,7 +175,6 @@ def doctor() -> dict[str, Any]:
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
-    Terminal().facts(facts)
     return facts
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError
-from repolicy.files import read_json
 from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
 from repolicy.policies.storage import is_repolicy_file, read
-from repolicy.priors import PLAN_FILE, check_no_options, describe_file, find_policy, is_plan, read_file, read_policy
+from repolicy.priors import check_no_options, describe_file, find_policy, is_plan, read_file, read_policy
 from repolicy.priors.running import NeedsNoiseError, graph_signature
 from repolicy.ranges import Range
 from repolicy.readers.context import NoTemperatureError
@@ -19,31 +18,59 @@ from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
-from repolicy.runs import Request, RunFolder, Terminal, budget_of
-from repolicy.text import format_number, with_minus
+from repolicy.runs import Request, RunFolder, Settings, budget_of, format_facts, format_table
+from repolicy.text import format_count, format_number, printable, with_minus
 
+PLANNER = "planner"
 MAX_ROWS = 64  # of a table on the screen
 MAX_STDS = 8  # on one line
+FOR_JSON = ("card", "request", "carries")  # entries that are not among the facts of the text
 EARLIER = "an earlier policy of its run, which was better"
+EVALUATION_PARTS = {
+    "evaluation_objective": "objective {}",
+    "evaluation_basic": "basic reward {}",
+    "evaluation_addon": "add-on reward {}",
+    "evaluation_length": "length {} steps",
+    "evaluation_ended_early": "{} ended early",
+}
+WHOLE_NUMBERS = ("evaluation_length", "evaluation_ended_early")
 WHICH_WORDS = {"last": "the last policy of its run", "earlier": EARLIER, "best": EARLIER}  # best: of those that ship
-Description = tuple[dict[str, Any], dict[str, Any]]  # the facts to print, and further ones for --json
+Description = tuple[dict[str, Any], dict[str, Any]]  # the facts of the text, and the entries of FOR_JSON
 
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
-    """Print and return a description of a policy, a checkpoint or a run's folder."""
+    """Return a description of a policy, a checkpoint, a planner or a run's folder."""
     more: dict[str, Any] = {}
     if is_plan(path):
+        from repolicy.planning.keeping import read_plan
+
         check_no_options(path, options)
-        facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN_FILE)
+        facts = {"folder": str(path), "kind": PLANNER} | read_plan(path)
     elif os.path.isfile(path / "run.json"):  # False for a name too long, which `find_policy` refuses
         check_no_options(path, options)
         facts, more = _describe_run(path)
     else:
         facts, more = _describe_file(PolicyFile(find_policy(path)), options or Options())
-    Terminal().facts(facts)
-    if "carries" in more:
-        _print_deployment_info(more["carries"])
     return facts | more
+
+
+def format_inspection(values: dict[str, Any]) -> str:
+    """Return what `inspect` found as lines for people."""
+    facts = _planner_facts(values) if values["kind"] == PLANNER else values
+    lines = format_facts({name: value for name, value in facts.items() if name not in FOR_JSON})
+    return f"{lines}\n{_format_deployment_info(values['carries'])}" if "carries" in values else lines
+
+
+def _planner_facts(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "folder": values["folder"],
+        "kind": values["kind"],
+        "env": values["request"]["env"],
+        "add-ons": ", ".join(values["request"]["addons"]) or "none",
+        "ω′": f"{values['omega']:.3g}",
+        "states": f"{values['states']:.3g}",
+        "search": "{samples} samples of {horizon} steps".format_map(values["search"]),
+    }
 
 
 def _describe_file(file: PolicyFile, options: Options) -> Description:
@@ -92,30 +119,33 @@ def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> 
     return facts, {"card": card}
 
 
-def _print_deployment_info(info: dict[str, Any]) -> None:
-    """Print the inputs and outputs of an exported graph, one line for each number."""
-    terminal, unknown = Terminal(), "unknown"
+def _format_deployment_info(info: dict[str, Any]) -> str:
+    """Return the inputs and outputs of an exported graph, one line for each number."""
+    unknown = "unknown"
     observations, actions, period = info["observations"], info["actions"], info.get("control_period")
     dials = map("{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}".format_map, info["dials"])
-    terminal.facts(
-        {
-            "environment": info["env"],
-            "control period": unknown if period is None else f"{period:g} s",
-            "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
-            "dials": "; ".join(dials) or "none",
-            "fingerprint of its prior": info.get("prior", "none"),
-        }
-    )
+    parts = [
+        format_facts(
+            {
+                "environment": info["env"],
+                "control period": unknown if period is None else f"{period:g} s",
+                "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
+                "dials": "; ".join(dials) or "none",
+                "fingerprint of its prior": info.get("prior", "none"),
+            }
+        )
+    ]
     for title, space, size in (
         ("observation", observations, observations["size"]),
         ("action", actions, actions["sizes"][0] if actions["kind"] == "continuous" else len(actions["sizes"])),
     ):
         names = space.get("names") or [unknown] * size
         columns = [names, *(space.get(key) or [""] * size for key in ("units", "low", "high"))]
-        rows = [[str(index), *map(str, row)] for index, row in enumerate(zip(*columns, strict=False))]
-        terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MAX_ROWS])
+        rows = [[str(index), *map(printable, map(str, row))] for index, row in enumerate(zip(*columns, strict=False))]
+        parts += ["", format_table([title, "name", "unit", "from", "to"], rows[:MAX_ROWS])]
         if len(rows) > MAX_ROWS:
-            terminal.say(f"and {len(rows) - MAX_ROWS} more, which --json tells")
+            parts.append(f"and {len(rows) - MAX_ROWS} more, which --json tells")
+    return "\n".join(parts)
 
 
 def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
@@ -123,7 +153,8 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     facts = {}
     if origin := card.get("origin"):
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
-    facts |= {name.replace("_", " "): format_number(value) for name, value in card.get("evaluation", {}).items()}
+    if card.get("evaluation"):
+        facts["short evaluation"] = _evaluation_words(card)
     if dial := card.get("dial"):
         name, relation = ("omega", "of") if dial["how"] == "trained" else ("t", "between the prior and")
         values = dial.get("values") or {name: dial.get("at", math.nan)}
@@ -138,6 +169,22 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
         facts["score"] = f"{score} (mean ± std), mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
     return facts
+
+
+def _evaluation_words(card: dict[str, Any]) -> str:
+    """Return the short evaluation of a card: of how many episodes, and the means that are known."""
+    evaluation, settings = card["evaluation"], card.get("request", {}).get("settings", {})
+    episodes = "episodes"
+    if card.get("which") == "last" and "evaluation_episodes" in settings:  # an earlier policy was compared in more
+        counts = {name: settings[name] for name in ("evaluation_episodes", "ranks") if name in settings}
+        episodes = format_count(Settings(**counts).evaluated_episodes, "episode")
+    words = {name: format_number(value) for name, value in evaluation.items()}
+    words |= {name: f"{evaluation[name]:,.0f}" for name in WHOLE_NUMBERS if name in evaluation}
+    if {"evaluation_objective", "evaluation_error"} <= evaluation.keys():
+        error = format_number(evaluation["evaluation_error"], evaluation["evaluation_objective"])
+        words["evaluation_objective"] += f" ± {error} (standard error)"
+    parts = [text.format(words[name]) for name, text in EVALUATION_PARTS.items() if name in words]
+    return f"{episodes} with sampled actions: {', '.join(parts)}"
 
 
 def _network_words(activation: str, hidden: Sequence[int]) -> str:

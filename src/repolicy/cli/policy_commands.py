@@ -196,6 +196,11 @@ class Inspect(Command):
 
         return inspect(self.file, self.reading)
 
+    def text(self, values: dict[str, Any]) -> str:
+        from repolicy.cli.inspection import format_inspection
+
+        return format_inspection(values)
+
 
 def _episodes_file(path: Path, folder: Path, ending: str) -> Path:
     """Return the file for a policy's episodes, named by the policy's name.

@@ -78,13 +78,19 @@ def save_planner(made: Planned, folder: Path) -> None:
     write_json(folder / PLAN_FILE, values)
 
 
-def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
-    """Return the planner in a folder. Raise if the folder names code that the user does not trust."""
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return what a planner's folder tells of it; raise if it is damaged or of a later format."""
     path = folder / PLAN_FILE
-    values = read_json(path)
+    values: dict[str, Any] = read_json(path)
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    return values
+
+
+def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
+    """Return the planner in a folder. Raise if the folder names code that the user does not trust."""
+    path, values = folder / PLAN_FILE, read_plan(folder)
     if values["prior"] != file_sum(folder / PRIOR):
         raise FileError(f"{folder / PRIOR} is not the prior of this planner: save the planner again")
     addons = values["request"]["addons"]

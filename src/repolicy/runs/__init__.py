@@ -27,7 +27,7 @@ from repolicy.runs.settings import (
     refuse_for_choices,
     validate_settings,
 )
-from repolicy.runs.terminal import Terminal, flushed_stdout, format_table, silent_stdout
+from repolicy.runs.terminal import Terminal, flushed_stdout, format_facts, format_table, silent_stdout
 
 if TYPE_CHECKING:
     from repolicy.runs.callbacks import Display, TensorBoard, Wandb, recipe

@@ -36,19 +36,23 @@ class Terminal(Console):
         self.say(f"{title}\n{format_table(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Print each name with its value, one line each; empty values are left out.
-
-        Nothing is wrapped: a wrapped path cannot be copied, nor found by grep.
-        """
-        shown = {printable(name): str(value) for name, value in facts.items() if value != ""}
-        width = max(map(len, shown), default=0)
-        for name, value in shown.items():
-            self.print(Text(f"  {name.ljust(width)}", "bold"), f"  {value}", soft_wrap=True, sep="")
+        """Print each name with its value, as `format_facts` writes them."""
+        self.say(format_facts(facts))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text, or a cell of a table, without control characters, which text from files may contain."""
         lines = (printable(line, MAX_LINE_LENGTH) for line in text.split("\n"))
         return super().render_str("\n".join(lines), **options)
+
+
+def format_facts(facts: Mapping[str, object]) -> str:
+    """Return each name with its value, one line each, without control characters; empty values are left out.
+
+    Nothing is wrapped: a wrapped path cannot be copied, nor found by grep.
+    """
+    shown = {printable(name): printable(str(value), MAX_LINE_LENGTH) for name, value in facts.items() if value != ""}
+    width = max(map(len, shown), default=0)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in shown.items())
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
