@@ -64,7 +64,46 @@ def test_help_for_an_environment_tells_its_own_defaults(capsys: pytest.CaptureFi
     assert learning_rate("train") == "(default: depends on the environment"
     assert learning_rate("train HalfCheetah-v4?reset_noise_scale=0.3") == "(default: 0.001"
     assert learning_rate("train Hopper-v5") == "(default: 0.0005"
+    assert learning_rate("train --objective soft Hopper-v5") == "(default: 0.0005"
     assert learning_rate("train my_envs.py:Puck") == "(default: 0.0003"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("train", "repolicy train ENV --help shows the defaults for ENV"),
+        ("rql train", "repolicy rql train TASK --help shows the defaults for TASK"),
+        ("customize", "run.json in a run's folder holds what the run took"),
+        ("rql customize", "run.json in a run's folder holds what the run took"),
+    ],
+)
+def test_the_last_line_tells_where_defaults_stand_that_depend(name: str, last: str) -> None:
+    assert pages.help_page(EVERY[name], f"repolicy {name}").splitlines()[-1] == last
+    assert last not in pages.help_page(EVERY["train"], "repolicy train", "Hopper-v5")
+
+
+@pytest.mark.parametrize("name", ["rql train", "train", "customize"])
+def test_no_help_tells_of_what_its_command_has_not(name: str) -> None:
+    page = " ".join(pages.help_page(EVERY[name], f"repolicy {name}").split())
+    assert "point of a sweep" not in page
+    assert name != "rql train" or not re.search("PRIOR|the prior's file|its prior", page)
+
+
+def test_the_overview_fits_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = printed(capsys, "--help")
+    assert max(map(len, page.splitlines())) < 80
+    assert "repolicy --version" in page
+    assert "--version" not in printed(capsys, "llm", "--help")
+
+
+def test_several_values_are_shown_as_such() -> None:
+    assert pages.help_page(EVERY["infer"], "infer").startswith("usage: infer DATA ... [options]\n")
+    page = pages.help_page(EVERY["llm generate"], "generate")
+    assert page.startswith("usage: generate MODEL ... [options]\n")
+    assert all(words in page for words in ("--prompt PROMPT ...", "--seed INTEGER", "--omega NUMBER "))
 
 
 def test_usage_tells_which_words_may_be_left_out() -> None:

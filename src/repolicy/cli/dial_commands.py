@@ -111,7 +111,7 @@ class Sweep(Trains, CustomizesPrior):
     addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     omega: tuple[float, ...] = ()
-    """The values of ω′; at 0 only --states holds the old behavior."""
+    """The values of ω′, each a run of --steps; at 0 only --states holds the old behavior."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
     ω′ above 0. omega: each point's own ω′, as always for a generative policy."""

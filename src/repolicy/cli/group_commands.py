@@ -125,14 +125,10 @@ LLM: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}
 class ResidualQLearning(Run):
     """A command of Residual Q-learning, with the options that both commands have."""
 
-    out: Path | None = None
-    """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
-    trust: bool = False
-    """Run code that the resumed run or the prior's file names as environment or add-on."""
     named_settings: Settings = field(default_factory=Settings)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Train(ResidualQLearning):
     """Train a soft Q-learning policy from nothing, as a prior or a baseline.
 
@@ -148,6 +144,10 @@ class Train(ResidualQLearning):
     """α, the reward that a nat of entropy is worth; by default the task's own."""
     addon: Repeated = ()
     """Add-on reward for full and greedy, as in `repolicy customize`; by default info["addon_reward"]."""
+    out: Path | None = None
+    """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED."""
+    trust: bool = False
+    """Run code that the resumed run names as environment or add-on."""
 
     @staticmethod
     def defaults(env: str = "") -> SettingsDefaults:
@@ -169,7 +169,7 @@ class Train(ResidualQLearning):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Customize(ResidualQLearning):
     """Give a policy a new requirement by Residual Q-learning, without the reward that trained it.
 
@@ -190,6 +190,10 @@ class Customize(ResidualQLearning):
     """Add-on reward, as in `repolicy customize`; by default info["addon_reward"]."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
+    out: Path | None = None
+    """The run's folder; by default runs/rql/PRIOR-residual-SEED."""
+    trust: bool = False
+    """Run code that the resumed run or the prior's file names as environment or add-on."""
     reading: Options = field(default_factory=Options)
 
     @staticmethod

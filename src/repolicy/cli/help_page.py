@@ -29,8 +29,7 @@ def help_page(command: type, prog: str, subject: str = "") -> str:
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
     used = [option for option in options(command, subject) if option.name not in unused]
     positional = [option for option in used if option.metavar]
-    words = [option.metavar if option.default == "(required)" else f"[{option.metavar}]" for option in positional]
-    usage = " ".join([*words, "[options]"])
+    usage = " ".join([*map(_usage_word, positional), "[options]"])
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
     for option in positional:
         lines += ["", *_help_lines(option)]
@@ -42,11 +41,21 @@ def help_page(command: type, prog: str, subject: str = "") -> str:
     if reading:
         names = ", ".join(f"--{name}" for name in READING)
         lines += ["", "Files of other libraries (explained by repolicy inspect --help)"]
-        lines += textwrap.wrap(names, _width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        lines += textwrap.wrap(names, page_width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    if any("depends on" in option.default for option in used):
+        metavar = positional[0].metavar
+        of_env = f"{prog} {metavar} --help shows the defaults for {metavar}"
+        lines += ["", of_env if positional[0].name == "env" else "run.json in a run's folder holds what the run took"]
     return "\n".join(lines)
 
 
-def _width() -> int:
+def _usage_word(option: Option) -> str:
+    word = f"{option.metavar} ..." if option.takes_several else option.metavar
+    return word if option.default == "(required)" else f"[{word}]"
+
+
+def page_width() -> int:
+    """Return the number of columns of a help page."""
     return min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH) - 1
 
 
@@ -66,7 +75,7 @@ def _help_lines(option: Option) -> list[str]:
     name = f"[no-]{option.name}" if option.is_on else option.name
     head = f"  {option.metavar}" if option.metavar else f"  --{name} {option.value_words}".rstrip()
     text = option.help if option.metavar else f"{option.help} {option.default}"
-    body = textwrap.wrap(text, max(_width() - INDENT, 30), break_on_hyphens=False) or [""]
+    body = textwrap.wrap(text, max(page_width() - INDENT, 30), break_on_hyphens=False) or [""]
     if len(head) > INDENT - 2:
         return [head, *(" " * INDENT + line for line in body)]
     return [f"{head:{INDENT}}{body[0]}", *(" " * INDENT + line for line in body[1:])]

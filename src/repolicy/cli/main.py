@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from repolicy.cli.about import Addons, Bench, Doctor, Report
 from repolicy.cli.compare_diagnose_plan import UNSAFE_VERDICTS, Compare, Diagnose, Plan
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
-from repolicy.cli.help_page import help_page
-from repolicy.cli.options import Command, Positional, complete, normalize_words, parse
+from repolicy.cli.help_page import help_page, page_width
+from repolicy.cli.options import Command, Positional, complete, find_subject, normalize_words, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Imitate, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
@@ -129,7 +130,7 @@ def _parse_command(
         raise UsageError(f"there is no command {name!r}{suggest(name, [*commands, *groups])}; {prog} --help lists them")
     command, words = commands[name], normalize_words(arguments)
     if not HELP.isdisjoint(words):
-        subject = "" if words[0].startswith("-") else words[0]
+        subject = find_subject(command, [word for word in words if word not in HELP])
         print(help_page(command, f"{prog} {name}", subject))
         sys.exit(0)
     return parse(command, words, f"{prog} {name}")
@@ -137,10 +138,17 @@ def _parse_command(
 
 def _overview(prog: str, purpose: str, commands: Mapping[str, Any], groups: Mapping[str, tuple[str, Any]]) -> str:
     lines = [f"usage: {prog} COMMAND ...", "", purpose, ""]
-    lines += [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
+    for name, command in commands.items():
+        lines += _overview_lines(name, (command.__doc__ or "").splitlines()[0])
     lines += ["", "Groups of commands, each with a --help of its own:", ""] if groups else []
-    lines += [f"  {name:10s} {group_purpose}" for name, (group_purpose, _) in groups.items()]
-    return "\n".join([*lines, "", f"{prog} COMMAND --help lists a command's options. All take --json."])
+    for name, (group_purpose, _) in groups.items():
+        lines += _overview_lines(name, group_purpose)
+    lines += ["", f"{prog} COMMAND --help lists a command's options. All take --json."]
+    return "\n".join([*lines, f"{prog} --version prints the version."] if groups else lines)
+
+
+def _overview_lines(name: str, purpose: str) -> list[str]:
+    return textwrap.wrap(f"  {name:10s} {purpose}", page_width(), subsequent_indent=" " * 13, break_on_hyphens=False)
 
 
 # Errors: a sentence of at most three lines, and an exit code ----------------------------------------------------------

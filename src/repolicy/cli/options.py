@@ -165,8 +165,8 @@ class Option:
             return self.metavar
         if typing.get_origin(self.hint) is Literal:
             return "{" + ",".join(typing.get_args(self.hint)) + "}"
-        word = {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(self.value_type, self.path[-1].upper())
-        return f"{word} ..." if self.takes_several and self.value_type is not str else word
+        word = {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(self.value_type, self.path[-1].upper())
+        return f"{word} ..." if self.takes_several else word
 
     def convert(self, text: str) -> Any:
         """Convert a word of the command line into a value."""
@@ -336,6 +336,17 @@ def parse(command: type, words: Sequence[str], prog: str) -> Any:
             named = values.get(each.name, {})
             values[each.name] = named if each.name == "named_settings" else hints[each.name](**named)  # type: ignore[operator]
     return command(**values)
+
+
+def find_subject(command: type, words: Sequence[str]) -> str:
+    """Return the environment or prior among the words; empty if there is none, or if the words are wrong."""
+    parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_options(parser, command)
+    positional = next((".".join(option.path) for option in options(command) if option.metavar), "")
+    try:
+        return str(vars(parser.parse_known_args(list(words))[0]).get(positional, ""))
+    except UsageError:
+        return ""
 
 
 def _describe_unknown(words: Sequence[str], command: type) -> str:

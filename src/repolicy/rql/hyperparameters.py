@@ -36,7 +36,7 @@ class Settings(AnySettings):
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers; while customizing, of the critics or of Q_R (the actor is the prior)."""
     critic_warmup: Annotated[float, Within(0, 0.9)] = 0.0
-    """Where actions are numbers: share of the steps in which the critics learn alone, and the actor stays its prior."""
+    """Where actions are numbers: share of the steps in which the critics learn alone, and the actor stays as it was."""
     actor_learning_rate: Annotated[float, Within(0, 10)] = 0.0
     """Where actions are numbers: Adam's first step size for the actor, which falls to 0 at the end. At 0 it is that of
     the critics throughout."""

@@ -100,7 +100,7 @@ class Settings(AnySettings):
     """How to train. On one kind of processor, the same settings, objective and environment end in the same bits."""
 
     steps: Annotated[int, Within(1, 1e15)] = 1_000_000
-    """Environment steps of a run, over all ranks, rounded up to whole updates; each point of a sweep is a run."""
+    """Environment steps of a run, over all ranks, rounded up to whole updates."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything: environments, networks, sampling, shuffling."""
     ranks: Annotated[int, Within(0, 4096)] = 0
