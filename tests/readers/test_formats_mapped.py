@@ -1,5 +1,6 @@
 """Checkpoints by a mapping from parts to names: rl_games, tianshou, and layouts that a user names."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,26 @@ def test_isaac_labs_settings_tell_rl_gamess_activation(tmp_path: Path) -> None:
     settings(tmp_path, text.format("None"))
     with torch.no_grad():
         assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), STD))
-    settings(tmp_path, text.format("tanh"))
-    with pytest.raises(CannotCopyError, match="its mean goes through tanh"):
-        describe(path)
+    for of, function in (("mean", text.format("tanh")), ("std", text.format("None\n        sigma_activation: tanh"))):
+        settings(tmp_path, function)
+        with pytest.raises(CannotCopyError, match=f"its {of} goes through tanh"):
+            describe(path)
+
+
+@pytest.mark.parametrize("model", ["continuous_a2c", "continuous_a2c_logstd", "continuous_a2c_tanh"])
+def test_isaac_labs_settings_tell_what_rl_gamess_sigma_is(model: str, tmp_path: Path) -> None:
+    body, head = trunk(nn.ELU), nn.Linear(7, 2)
+    network = named("a2c_network.actor_mlp", body) | named("a2c_network.mu", head) | {"a2c_network.sigma": STD}
+    path, obs = saved(tmp_path / "Ant.pth", {"model": network}), observations(5)
+    settings(tmp_path, f"  name: a2c_continuous\n  model:\n    name: {model}\n  mlp:\n    activation: elu\n")
+    if model == "continuous_a2c_tanh":
+        with pytest.raises(CannotCopyError, match="its model is continuous_a2c_tanh, another distribution"):
+            describe(path)
+        return
+    with torch.no_grad():
+        std = STD.exp() if model == "continuous_a2c_logstd" else STD
+        assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), std))
+    assert not any("exp(sigma)" in note for note in describe(path).notes)
 
 
 def test_a_memory_is_no_part_of_a_layout(tmp_path: Path) -> None:
@@ -255,7 +273,24 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
     ],
 )  # fmt: skip
 def test_layers_of_a_module_of_ones_own_are_suggested_from_the_first_on(module: Any, layout: str) -> None:
-    assert suggest_layout({name: tensor.detach().numpy() for name, tensor in module.items()}) == layout
+    assert suggest_layout({name: tensor.detach().numpy() for name, tensor in module.items()})[0] == layout
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_stds_of_sample_factory_are_suggested_as_logarithms(adaptive: bool, tmp_path: Path) -> None:
+    body, head, name = trunk(nn.ELU), nn.Linear(7, 4 if adaptive else 2), "action_parameterization"
+    model = named("encoder.mlp_head", body) | named(f"{name}.distribution_linear", head)
+    learned = {} if adaptive else {f"{name}.learned_stddev": STD}  # log-stds which all are above 0
+    path, obs = saved(tmp_path / "a.pth", {"model": model | learned}), observations(5)
+    line = f"actor=model.encoder.mlp_head+model.{name}.distribution_linear"
+    std = "" if adaptive else f", log_std=model.{name}.learned_stddev"
+    end = r" \(with halves=yes, too, if the second half of the last layer are log-stds\)$" if adaptive else "$"
+    with pytest.raises(FileError, match=rf'--layout "{re.escape(line + std)}, activation=NAME"{end}'):
+        describe(path)
+    with torch.no_grad():
+        means, log_stds = head(body(obs)).chunk(2, -1) if adaptive else (head(body(obs)), STD)
+    described = describe(path, Options(layout=f"{line}{std}{', halves=yes' * adaptive}, activation=elu"))
+    assert_scored(described, obs, torch.distributions.Normal(means, log_stds.exp()))
 
 
 def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:

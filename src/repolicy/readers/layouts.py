@@ -29,8 +29,9 @@ NO_STATISTICS_NOTE = (
     "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
 )
 TANH_NORMAL_NOTE = (
-    "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, without tanh_loc and with the "
-    "scale of NormalParamExtractor where the last layer gives one; --layout says otherwise, by discrete=yes for choices"
+    "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, without tanh_loc and, where the "
+    "last layer gives the scale, with NormalParamExtractor's scale_mapping=biased_softplus_1.0 and no scale_lb above "
+    "0.01; --layout says otherwise: discrete=yes for choices, halves=yes with low and high for scale_mapping=exp"
 )
 LOGITS_NOTE = "the file holds no std, so its outputs are taken as the logits of one choice"
 

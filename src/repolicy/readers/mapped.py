@@ -13,7 +13,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.context import Limits, ReadContext, agent_settings
+from repolicy.readers.context import Limits, ReadContext, agent_settings, setting_pairs
 from repolicy.readers.description import (
     Array,
     CannotCopyError,
@@ -23,7 +23,7 @@ from repolicy.readers.description import (
     Std,
     UnknownActivationError,
 )
-from repolicy.readers.layouts import LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
+from repolicy.readers.layouts import EXP_SIGMA_NOTE, LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
     Tensors,
     check_no_memory,
@@ -38,6 +38,7 @@ from repolicy.readers.pickles import ObjectStub
 
 MAX_VALUES, MAX_DEPTH = 100_000, 30  # limits of a file's nested values
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # not part of a tensor's name in a pickle of a whole module
+RL_GAMES_LINKS = {"continuous_a2c_logstd": "exp", "continuous_a2c": "identity"}  # from sigma to the std, by model
 MEAN_NAMES, COUNT_NAMES = ("mean", "running_mean", "_mean"), ("count", "current_count")
 VARIANCE_NAMES = ("var", "running_var", "running_variance", "_var")
 STD_NAMES = ("std", "running_std", "_std")
@@ -59,10 +60,25 @@ def read(saved: Any, context: ReadContext) -> PolicyDescription:
     if layout is TIANSHOU_CHOICE and context.options.std is not None:  # choices have no std
         layout = TIANSHOU_TD3
     agent = agent_settings(context.path) if layout.library == "rl_games" else {}  # Isaac Lab writes them
-    if "mu_activation" in agent:
-        raise UnknownActivationError(f"its mean goes through {agent['mu_activation']}")
+    if agent and not layout.discrete:
+        layout = _by_settings(layout, agent, dict(setting_pairs(context.path, "model")).get("name", ""))
     activation = context.activation(layout.activation, layout.library, agent.get("activation"))
     return _describe(tensors, layout, root, activation, context)
+
+
+def _by_settings(layout: Layout, agent: dict[str, str], model: str) -> Layout:
+    """Return rl_games' layout with the std of this model of its own; refuse what else may follow the last layer."""
+    for key, number in (("mu_activation", "mean"), ("sigma_activation", "std")):
+        if key in agent:
+            raise UnknownActivationError(f"its {number} goes through {agent[key]}")
+    if "min_sigma" in agent:
+        raise UnknownActivationError(f"its std has a min_sigma, {agent['min_sigma']}")
+    if not model:
+        return layout
+    if model not in RL_GAMES_LINKS:
+        raise UnknownActivationError(f"its model is {model}, another distribution than a Gaussian")
+    notes = tuple(note for note in layout.notes if note != EXP_SIGMA_NOTE)
+    return replace(layout, link=RL_GAMES_LINKS[model], notes=notes)
 
 
 def _read_by_user_layout(tensors: Tensors, layout: Layout, context: ReadContext) -> PolicyDescription:
@@ -234,13 +250,16 @@ STD_WORDS = ("std", "sigma")
 VALUES_NAMES = ("af", "q_net", "q_network", "qnet")  # modules of a DQN, the first RLlib's
 
 
-def suggest_layout(saved: Any) -> str:
-    """Guess a --layout from the names and shapes of tensors; return an empty text where nothing looks like an actor."""
+def suggest_layout(saved: Any) -> tuple[str, str]:
+    """Guess a --layout from the names and shapes of tensors, and say what to add to it if something holds.
+
+    Both texts are empty where nothing looks like an actor.
+    """
     tensors = {name: tensor for name, tensor in tensors_in(saved).items() if not _has_word(name, NOT_ACTOR_WORDS)}
     modules = _linear_weights(tensors)
     actor = _likely_actor(modules)
     if not actor or any("weight_ih" in name or tensor.ndim > 2 for name, tensor in tensors.items()):
-        return ""  # a memory or convolutions
+        return "", ""  # a memory or convolutions
     inputs, width = modules[actor[0]][0].shape[1], len(modules[actor[-1]][-1])
 
     # The normalizer has a mean of the observations' size; the std is a tensor or a layer of the actions' size.
@@ -257,18 +276,20 @@ def suggest_layout(saved: Any) -> str:
         if _has_word(name, STD_WORDS) and len(weights[-1]) == width:
             stds[name] = weights[-1][0]
 
-    words = ["actor=" + "+".join(actor)]
+    words, addition = ["actor=" + "+".join(actor)], ""
     if stds:
         name, values = next(iter(stds.items()))
-        is_log = "log" in name.lower() or bool((values <= 0.0).any())
+        is_log = "log" in name.lower() or "learned_stddev" in name or bool((values <= 0.0).any())  # Sample Factory's
         words.append(f"log_std={name}" if is_log else f"std={name}")
     elif not {*VALUES_NAMES}.isdisjoint(part for name in actor for part in name.lower().split(".")):
         words.append("discrete=yes")
+    elif width % 2 == 0:
+        addition = " (with halves=yes, too, if the second half of the last layer are log-stds)"
     words.append("activation=NAME")
     words += [f"normalizer={name}" for name in normalizers[:1]]
     if any("running_mean_std" in name for name in normalizers[:1]):  # the name in Sample Factory and rl_games
         words += ["epsilon=1e-5", "clip=5"]
-    return ", ".join(words)
+    return ", ".join(words), addition
 
 
 def _likely_actor(modules: dict[str, list[Array]]) -> list[str]:

@@ -166,10 +166,10 @@ class PolicyFile:
     def _layout_hint(self) -> str:
         """Return the end of a message that suggests a --layout for this file; empty where none is likely."""
         try:
-            layout = mapped.suggest_layout(self.unpickled)
+            layout, addition = mapped.suggest_layout(self.unpickled)
         except FileError:
             return ""
-        return f', or say which tensors are what, such as --layout "{printable(layout)}"' if layout else ""
+        return f', or say which tensors are what, such as --layout "{printable(layout)}"{addition}' if layout else ""
 
     def _known_otherwise(self) -> str:
         """Return what a file is that is often named in place of a policy, and what to do; empty for any other."""

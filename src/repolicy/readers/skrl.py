@@ -41,6 +41,7 @@ CRITIC_NOTE = "skrl 2 gives a state_preprocessor to the critic alone: if skrl 2 
 PLAIN_OUTPUTS = {  # settings of models that output the mean itself; skrl has the last two in its older form
     "output": ("ACTIONS",), "output_activation": ("", "null", "None"), "output_scale": ("1.0", "1"),
 }  # fmt: skip
+ACTIVATION_NAMES = ("elu", "leaky_relu", "relu", "selu", "sigmoid", "softmax", "softplus", "softsign", "tanh")
 COMPANIONS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
@@ -89,12 +90,18 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
 
 
 def _activation(model: list[tuple[str, str]]) -> str | None:
-    """Return the activation in the model's settings; refuse different activations per layer, and none."""
+    """Return the activation in the model's settings; refuse different activations per layer, and none.
+
+    In the place of a name that it does not know, skrl puts no activation.
+    """
     settings = [value for name, value in model if name in ("activations", "hidden_activation")]
     names = {name for value in settings for name in parse_list(value)}
     if len(names) > 1:
         raise UnknownActivationError("its layers have different activations")
-    return (names.pop() or "none") if names else None
+    name = (names.pop() or "none") if names else None
+    if name is not None and name.lower() not in ACTIVATION_NAMES:
+        raise UnknownActivationError(f"its activation is {name}, for which skrl has none and puts none there")
+    return name
 
 
 def _limits(agent: dict[str, str]) -> tuple[float, float]:
