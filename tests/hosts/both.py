@@ -18,8 +18,8 @@ PRIOR = small_policy(hidden=(16, 16))
 
 
 class InRslRl:
-    def __init__(self, prior: Any = PRIOR, **options: Any) -> None:
-        self.started = runners.runner(algorithm=runners.residual(prior, **options))
+    def __init__(self, prior: Any = PRIOR, actor: Any = None, **options: Any) -> None:
+        self.started = runners.runner(algorithm=runners.residual(prior, **options), actor=actor)
 
     @property
     def method(self) -> Method:

@@ -237,6 +237,27 @@ class Mine:
         return self.wrong(PRIOR.log_prob(observations, actions))
 
 
+@pytest.mark.parametrize(
+    ("host", "omega", "more"),
+    [(InRslRl, [0.3], {}), (InRslRl, [0.3, 3.0], {"actor": runners.POLICY_ACTOR}), (InSb3, [0.3], {})],
+)
+def test_the_unit_of_rewards_and_weights_changes_nothing(host: Any, omega: list[float], more: dict[str, Any]) -> None:
+    explained = []
+    for unit in (1.0, 1e-5):
+        ends = [unit * end for end in omega]
+        started = host(omega=ends if len(ends) > 1 else ends[0], alpha=0.2 * unit, **more)
+        step = started.started.env.step
+
+        def step_in_unit(actions: Any, step: Any = step, unit: float = unit) -> Any:
+            observations, rewards, *rest = step(actions)
+            return observations, rewards * unit, *rest
+
+        started.started.env.step = step_in_unit
+        started.learn(4)
+        explained.append(started.method.curves["explained_variance"])
+    assert explained[1] == pytest.approx(explained[0], abs=0.02)
+
+
 @hosts
 def test_a_reward_that_is_not_finite_is_not_learnt_from(host: Any) -> None:
     started = host(Mine(lambda found: found * math.nan))

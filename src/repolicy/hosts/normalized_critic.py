@@ -21,9 +21,13 @@ class NormalizedCritic:
 
     def __init__(self, module: nn.Module, output_layer: nn.Linear | Mlp, scale: ReturnScale) -> None:
         self.output_layer, self.scale = output_layer, scale
+        layer = output_layer
+        last = [layer.weights[-1], layer.biases[-1]] if isinstance(layer, Mlp) else [*layer.parameters()]
+        for parameter in last:
+            nn.init.zeros_(parameter)  # random outputs may be far larger than the rewards
         # Checkpoints hold these parameters in rewards, so that others can load them. A critic with dials (an `Mlp`)
         # is of no use to others, so it is saved as it is.
-        self.parameters: list[Tensor] = [] if isinstance(output_layer, Mlp) else [*output_layer.parameters()]
+        self.parameters: list[Tensor] = [] if isinstance(output_layer, Mlp) else last
         self.move_scale()
         module.register_forward_hook(
             lambda _, __, outputs: outputs if torch.is_grad_enabled() else outputs * self.std + self.mean
