@@ -142,6 +142,15 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(host: Any, limits: Any, tmp
     assert host.resumed(tmp_path, PRIOR, **options).method.steering.priced_limits == {"basic_reward>=-1": held}
 
 
+def test_measuring_after_a_resume_keeps_the_multipliers(tmp_path: Path) -> None:
+    first = InRslRl(limits=["addon>=-0.3"])
+    first.learn(2)
+    first.save(tmp_path)
+    again = InRslRl.resumed(tmp_path, PRIOR, limits=["addon>=-0.3"], omega=None, alpha=0.05)
+    again.started.alg.measure()
+    assert again.method.steering.priced_limits == first.method.steering.priced_limits
+
+
 @hosts
 def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

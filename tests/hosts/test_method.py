@@ -110,6 +110,8 @@ BY_NATS = Steering(residual(0.4, 0.2), log_prior_budget=1.0)
         (FOUND, Steering(residual()), residual(0.5, 0.5), 2.0, None),
         (FOUND, Steering(residual(0.1, 0.5)), residual(0.1, 0.5), None, None),  # it would move what is named now
         (FOUND, Steering(residual(0.5, 0.5)), residual(0.5, 0.5), 2.0, None),  # nothing is named otherwise
+        (FOUND, Steering(residual(alpha=0.5)), residual(0.5, 0.5), 2.0, None),
+        (FOUND, Steering(residual(alpha=0.2)), residual(0.5, 0.5), 2.0, None),  # the budget moves alpha, too
         (KEPT, Steering(residual(0.3, 0.05), keep=0.9), residual(0.4, 0.05), None, None),  # a share moves omega alone
         (KEPT_BOTH, Steering(residual(0.3, "omega"), keep=0.9), residual(0.4, 0.4), None, None),
         (KEPT, Steering(residual(alpha=0.05), kl_budget=0.5), residual(0.4, 0.4), 0.5, None),  # omega was moved

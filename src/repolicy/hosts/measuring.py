@@ -358,7 +358,9 @@ def set_weights(
     found = decide_weights(steering.objective, HostWeightFinder(card, prior, steering.settings, announce, episodes))
     for note in found.notes:
         say(note)
-    return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+    found_steering = replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+    found_steering.priced_limits.restore(steering.priced_limits.state())
+    return found_steering
 
 
 @errors_in_python_terms()

@@ -286,7 +286,8 @@ class Method:
     def _familiarity(self, rollout: HostRollout, ages: Tensor) -> Tensor | None:
         """Return how familiar the next states are to the prior, `[T, N]`; None where they have no price.
 
-        A host does not give an episode's last observation, so the one before it takes its place.
+        A host does not give an episode's last observation: the one before it takes its place where an episode is
+        terminated, and at a time limit nothing is priced.
         """
         if self.density is None or not self.steering.objective.states:
             return None

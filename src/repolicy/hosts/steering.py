@@ -156,12 +156,15 @@ class Steering:
 
         `named` and `budget` are what today's settings name. A budget named today replaces the state's (another share to
         keep is to be measured anew). Where a weight named today differs from the state's, today's weights stay; beside
-        a budget in both, those that it moves are the state's. A first KL budget begins from the state's omega.
+        a budget in both, those that it moves are the state's, as alpha is beside the state's KL budget where omega is
+        not named. A first KL budget begins from the state's omega.
         """
         saved = Objective(**state["objective"])
         weights = {name: getattr(saved, name) for name in WEIGHTS}
         today = {name: getattr(named, name, None) for name in WEIGHTS}
         unnamed = {name for name, weight in today.items() if isinstance(weight, str | None)}
+        if budget is None and state.get("kl_budget") is not None and "omega" in unnamed:
+            unnamed.add("alpha")  # a KL budget moves it, too
         unchanged = all(today[name] == weight for name, weight in weights.items() if name not in unnamed)
         self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
         self.is_trained = bool(state.get("is_trained", True))
