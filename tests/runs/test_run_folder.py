@@ -164,7 +164,8 @@ SETTINGS = repolicy.Settings(steps=100_000, ranks=2)
 METRICS = {
     "iteration": 25, "steps": 102_400, "steps_per_second": 8_123.0, "share_physics": 0.5, "share_policy": 0.2,
     "share_update": 0.3, "omega": 0.123, "alpha": 0.1, "prior_kl": 0.9, "below_prior": 1.4, "kept": -0.25,
-    "entropy": -1.2, "evaluation_objective": 12.0, "basic_return": 3000.2, "episode_length": 1000,
+    "entropy": -1.2, "evaluation_objective": 12.0, "evaluation_addon": -4.2,
+    "reward_prior": 0.0, "basic_return": 3000.2, "episode_length": 1000,
 }  # fmt: skip
 
 
@@ -216,6 +217,7 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
     assert line.startswith("100% · 100,000 of 100,000 steps · 8,123 a second · basic reward 3,000.2 an episode")
     assert "0.900 nats a step from the prior" in line
     assert "entropy −1.200 nats" in line
+    assert "add-on reward −4.20 an episode in the last evaluation · objective 12.00 an episode in the last ev" in line
     assert LINE_METRICS["prior_kl"](-1e-5) == "0.000 nats a step from the prior"  # samples may be below 0
     assert "budget" not in line
     assert all(re.search(r"\d [a-z]", formatted(1.0)) for formatted in LINE_METRICS.values())
@@ -253,18 +255,27 @@ def test_a_budget_is_shown_with_what_is_spent_of_it(
     assert lines(capsys, asked(residual(0.1, 0.1), **budget))[1].endswith(words)
 
 
-def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
+def panel(request: Request) -> list[str]:
     display = Display()
-    display._request, display._start, display._total, display._began = asked(kl_budget=1.0), 0, 25, 0.0
+    display._request, display._start, display._total, display._began = request, 0, 25, 0.0
     display._latest = dict(METRICS)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(display._panel())
     console.file.close()
-    text = [line.rstrip() for line in console.export_text().splitlines()]
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize(("request_", "count"), [(asked(soft(0.1), ""), 0), (asked(kl(0.1)), 2)])
+def test_the_panel_has_terms_of_a_prior_only_where_there_is_one(request_: Request, count: int) -> None:
+    assert sum("ω′" in line for line in panel(request_)) == count
+
+
+def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
+    text = panel(asked(kl_budget=1.0))
     assert text[0].startswith("Hopper-v4  100,000 of 100,000 steps  8,123 a second")
     [bar] = [place for place, line in enumerate(text) if set(line) == {"━"}]
     assert text[bar - 1] == text[bar + 1] == ""
-    assert any(re.fullmatch(r"a step +KL to the prior +0\.900 +nats", line) for line in text)
+    assert any(re.fullmatch(r" +KL to the prior +0\.900 +nats", line) for line in text)
     assert "ω′ 0.123 · 0.90 nats a step, the budget is 1" in text
 
 

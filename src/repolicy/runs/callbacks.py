@@ -68,12 +68,14 @@ PANEL_ROWS: dict[str, list[tuple[str, str, Callable[[float], str], str]]] = {
         ("explained_variance", "critic explains", "{:.1%}".format, "of the returns"),
     ],
 }
+OF_PRIOR = ("reward_prior", "omega")  # of the panel's rows, those that a run without a prior lacks
+IN_EVALUATION = "an episode in the last evaluation"  # the other metrics are of training's own steps
 # What formats the metrics of a line, which replaces the panel outside a terminal.
 LINE_METRICS: dict[str, Callable[[float], str]] = {
     "basic_return": lambda reward: f"basic reward {format_number(reward)} an episode",
     "task_return": lambda reward: f"task's reward {format_number(reward)} an episode",
-    "evaluation_addon": lambda reward: f"add-on reward {format_number(reward)} an episode",
-    "evaluation_objective": lambda objective: f"objective {format_number(objective)} an episode",
+    "evaluation_addon": lambda reward: f"add-on reward {format_number(reward)} {IN_EVALUATION}",
+    "evaluation_objective": lambda objective: f"objective {format_number(objective)} {IN_EVALUATION}",
     "entropy": "entropy {:.3f} nats".format,
     "prior_kl": "{:z.3f} nats a step from the prior".format,
 }
@@ -179,9 +181,9 @@ class Display:
         for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
             if f"share_{name}" in latest:
                 times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
-        table = Table.grid(padding=(0, 2))
+        table, reads_prior = Table.grid(padding=(0, 2)), self._request.objective.reads_prior
         for heading, rows in PANEL_ROWS.items():
-            known_rows = [row for row in rows if row[0] in latest]
+            known_rows = [row for row in rows if row[0] in latest and (reads_prior or row[0] not in OF_PRIOR)]
             for index, (name, title, formatted, unit) in enumerate(known_rows):
                 value = Text(with_minus(formatted(latest[name])), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
