@@ -263,13 +263,18 @@ def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():
     truncated[AHEAD + 1, 0] = True
     _, known = discounted_sums(rewards, terminated, truncated, ages, 0.5)
     assert np.argwhere(known).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [4, 1]]
+    rewards, none = np.ones((400, 2)), np.zeros((400, 2), bool)
+    sums, known = discounted_sums(rewards, none, none, np.arange(400)[:, None] + [1, 1], 0.99)
+    assert sums[known].min() == pytest.approx(100.0, rel=0.05), "however far ahead a discount looks"
 
 
 def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
     monkeypatch.setattr("repolicy.planning.value.BLOCKS", 2)
     prior, score = as_policy(PRIOR), Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, 0.9, None, None)
-    with pytest.raises(UsageError, match="cut before 100 steps"):  # after 8
-        fitted_value(prior, rollouts_in(prior, tiny("LinearQuadratic"), 0), score)
+    rollouts = rollouts_in(prior, tiny("LinearQuadratic"), 0)
+    for discount, why in ((0.9, "cut before 100 steps"), (0.99, "before 299 steps"), (1.0, "name a smaller one")):
+        with pytest.raises(UsageError, match=why):  # after 8
+            fitted_value(prior, rollouts, replace(score, discount=discount))
 
 
 @pytest.mark.parametrize(

@@ -230,12 +230,16 @@ def test_alike_is_half_of_each() -> None:
 
 
 @pytest.mark.parametrize("features", [1, 6])
-def test_a_wish_that_nobody_has_is_called_chance(features: int) -> None:
-    random = np.random.default_rng(0)
+@pytest.mark.parametrize("count", [60, 8])
+def test_a_wish_that_nobody_has_is_called_chance(features: int, count: int) -> None:
+    """From many groups of trajectories and from few, whose errors are uncertain themselves."""
+    random, groups = np.random.default_rng(0), (np.arange(60) % count, np.arange(900))
     found = [
-        infer_theta(random.normal(size=(60, features)), random.normal(size=(900, features)), 1.0) for _ in "a" * 200
+        infer_theta(random.normal(size=(60, features)), random.normal(size=(900, features)), 1.0, groups=groups)
+        for _ in "a" * 200
     ]
-    assert np.mean([may_be_chance(each.value, each.error) for each in found]) == pytest.approx(0.95, abs=0.03)
+    are_chance = [may_be_chance(each.value, each.error, each.groups) for each in found]
+    assert np.mean(are_chance) == pytest.approx(0.95, abs=0.03)
 
 
 def test_features_may_have_any_unit() -> None:

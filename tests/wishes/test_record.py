@@ -23,9 +23,9 @@ def made(person: list[int], episode: list[int] | None = None) -> Record:
 
 def test_the_rule_labels_steps() -> None:
     taken = made([0, 0, 0, 0, 1, 1, 1, 0, 0])
-    assert Labels(before=2, settle=1, passed=0.5).weights(taken).tolist() == [0.5, 0.5, 0, 0, 0, 1, 1, 0.5, 0.5]
+    assert Labels(before=2, passed=0.5).weights(taken).tolist() == [0.5, 0.5, 0, 0, 1, 1, 1, 0.5, 0.5]
     begun = made([1, 1, 1, 1, 0, 0, 0, 1, 1, 1], [0] * 8 + [1] * 2)  # two take-overs begin with their episode
-    assert Labels(before=1, settle=2).weights(begun).tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert Labels(before=1).weights(begun).tolist() == [1, 1, 1, 1, 1, 1, 0, 1, 1, 1]
     two = made([0, 0, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1])
     assert Labels(before=5, passed=1.0).weights(two).tolist() == [1, 1, 0, 1, 0, 1]  # not into another episode
     assert Labels(before=0, passed=0.0).weights(two).tolist() == [0, 0, 0, 1, 0, 1]
@@ -50,7 +50,16 @@ def test_a_window_that_a_person_begins_goes_on_to_its_end() -> None:
     assert windows(taken, Features.of("next"), 4, weights)[2].tolist() == [2, 8]  # not into another episode
 
 
-def test_neighbors_of_one_episode_are_a_group_and_there_are_eight() -> None:
+def test_each_of_eight_episodes_is_a_group() -> None:
+    """The ninth is too short for a window."""
+    episodes = [*np.repeat(np.arange(9), [8] * 8 + [1])]
+    of_eight = windows(made([0] * 65, episodes), Features.of("next"), 2, np.ones(65))
+    assert of_eight.groups.tolist() == [*np.repeat(np.arange(8), 4)]
+    of_seven = windows(made([0] * 57, episodes[8:]), Features.of("next"), 2, np.ones(57))
+    assert len({*of_seven.groups.tolist()}) == 14, "groups of three, and of what is left"
+
+
+def test_neighbors_in_few_episodes_are_a_group_and_there_are_eight() -> None:
     of_two = made([0] * 48, [0] * 20 + [1] * 28)
     assert windows(of_two, Features.of("next"), 2, np.ones(48)).groups.tolist() == [
         *np.repeat([1, 2, 3, 4], [3, 3, 3, 1]), *np.repeat([5, 6, 7, 8, 9], [3, 3, 3, 3, 2]),

@@ -137,6 +137,7 @@ class LearntWish:
     names: tuple[str, ...] = ()  # of the features
     theta: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [K]
     covariance: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # [K, K] of theta
+    groups: int = 0  # the number of independent groups behind the covariance; the file does not keep it
     networks: Networks | None = None
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:

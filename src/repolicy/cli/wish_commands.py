@@ -76,8 +76,6 @@ class InferenceOptions:
     α̂."""
     before: int = 10
     """Number of steps before a take-over that count for nothing, because they led to it."""
-    settle: int = 0
-    """Number of steps after a take-over that count for nothing, while the person leaves a bad state."""
     passed: float = 1.0
     """Weight of a step that the person let pass, relative to 1 for a step of their own."""
     length: int = 10
@@ -126,7 +124,7 @@ class Infer(InferenceOptions, RunsPolicy):
             terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
             if self.asked and (abs(wish.theta) < errors).all():  # answers: θ is shrunk towards 0
                 terminal.say("no θ is larger than its error, so this is mostly chance: answer more")
-            elif not self.asked and may_be_chance(wish.theta, errors):
+            elif not self.asked and may_be_chance(wish.theta, errors, wish.groups):
                 terminal.say("no θ is beyond chance (5 %): record more")
         return {
             "file": str(self.out), "env": wish.env, "from": wish.source,
@@ -139,7 +137,7 @@ class Infer(InferenceOptions, RunsPolicy):
         from repolicy.addons import wish_request
         from repolicy.wishes.pairs import Pairs, learn_from_answers, read_answers, std_of_reward
 
-        for name in ("env", "seed", "alpha", "before", "settle", "passed", "length", "alone", "policy", "wish"):
+        for name in ("env", "seed", "alpha", "before", "passed", "length", "alone", "policy", "wish"):
             if getattr(self, name) != getattr(Infer, name):
                 raise UsageError(f"--{name} is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
@@ -181,7 +179,7 @@ class Infer(InferenceOptions, RunsPolicy):
         if known and earlier is None:
             missing = f"without --wish {quote(printable(known[0], 200))}, what is inferred comes on top of it"
             Terminal().say(f"{self.policy} was customized to a learnt wish: {missing}")
-        labels = Labels(self.before, self.settle, self.passed)
+        labels = Labels(self.before, self.passed)
         assert self.alpha is not None
         wish = infer(records, opened, self.features, self.alpha, earlier, labels, self.length, self.seed, self.alone)
         return wish, {"rate": records[-1].rate}
@@ -296,7 +294,7 @@ class LearnWish(InferenceOptions, Command):
         Settings(**settings)
         teaching = Teaching(
             self.prior, env, self.features, self.omega, self.alpha, self.states,
-            Labels(self.before, self.settle, self.passed), self.length, settings, self.seed, self.trust, self.updates,
+            Labels(self.before, self.passed), self.length, settings, self.seed, self.trust, self.updates,
             self.alone,
         )  # fmt: skip
         terminal = Terminal()

@@ -1,5 +1,6 @@
 """The value at a plan's end, fitted within seconds to episodes of the prior by least squares."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
@@ -43,7 +44,8 @@ def regression(
 
 
 BLOCKS = 32  # rollouts of the prior, of 64 environments and 50 steps each; fewer contain too few of its falls
-AHEAD = 100  # a step is used for the fit if at least so many steps follow it
+# A step is used for the fit if at least so many steps follow it, and all but so small a share of their discounts.
+AHEAD, CUT = 100, 0.05
 HIDDEN, EPOCHS = (64, 64), 8
 NETWORKS = 4  # the value is their mean, because a planner exploits the errors of a single network
 
@@ -70,8 +72,10 @@ def may_end(rollouts: Sequence[Rollout]) -> bool:
 def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0) -> Value:
     """Fit V to the discounted sums of the score's rewards along the prior's rollouts.
 
-    Raises UsageError if episodes of the prior are cut too soon.
+    Raises UsageError if episodes of the prior are cut too soon, or if nothing is discounted.
     """
+    if score.discount == 1.0:
+        raise UsageError("a discount of 1 has no value at a plan's end, as its sums never end: name a smaller one")
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
     terminated, truncated, ages = (
         np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated", "ages")
@@ -79,7 +83,9 @@ def fitted_value(prior: Policy, rollouts: Sequence[Rollout], score: Score, seed:
     sums, is_usable = discounted_sums(rewards, terminated, truncated, ages, score.discount)
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[is_usable]
     if not len(observations):
-        raise UsageError(f"an episode of the prior is cut before {AHEAD} steps: plan without a value")
+        raise UsageError(
+            f"an episode of the prior is cut before {steps_ahead(score.discount)} steps: plan without a value"
+        )
     inputs = prior.normalizer(torch.from_numpy(observations))
     targets, normalize = sums[is_usable][:, None], prior.normalizer.snapshot()
     networks = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
@@ -101,10 +107,15 @@ def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
     return step_rewards(score, rollout.transitions, log_ratio, rollout.terminated)
 
 
+def steps_ahead(discount: float) -> int:
+    """Return how many steps must follow one whose discounted sum counts as that of an endless episode."""
+    return max(AHEAD, math.ceil(math.log(CUT) / math.log(discount)))
+
+
 def discounted_sums(
     rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, ages: np.ndarray, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ γ^k·r of each step `[T, N]`, and whether AHEAD steps fit between it and the next cut.
+    """Return Σ γ^k·r of each step `[T, N]`, and whether enough steps fit between it and the next cut.
 
     A cut is the end of the rollout or the time limit, the least age at which an episode was truncated. The rule holds
     for episodes that terminate, too: if their last steps were always used, ends would be too frequent in the data.
@@ -114,4 +125,4 @@ def discounted_sums(
         following = sums[t] = rewards[t] + discount * np.where(done[t], 0.0, following)
     limit = ages[truncated].min() if truncated.any() else np.inf
     ahead = np.minimum(len(rewards) - np.arange(len(rewards))[:, None], limit - ages + 1)
-    return sums, ahead >= AHEAD
+    return sums, ahead >= steps_ahead(discount)

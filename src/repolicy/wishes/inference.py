@@ -9,11 +9,10 @@ policy's own θ still is, and so is the θ at which it is 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from repolicy.differences import FALSE_POSITIVE_RATE
+from repolicy.differences import Difference
 from repolicy.errors import UsageError
 
 # Newton's method: the largest number of steps, and the change, in units of the features' std, that ends it.
@@ -33,6 +32,7 @@ class Theta:
 
     value: np.ndarray  # [K]
     covariance: np.ndarray  # [K, K]
+    groups: int = 0  # the number of independent groups behind the covariance; 0: it is no estimate from groups
     is_cut: bool = False  # whether θ stopped before its maximum, where it left what the policy's trajectories can tell
 
     @property
@@ -100,7 +100,8 @@ def infer_theta(
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     start = np.zeros(len(scale)) if theta is None else theta
-    return Theta(start + step / scale, covariance / np.outer(scale, scale), is_cut)
+    groups_count = min(len(np.unique(each)) for each in (person_groups, policy_groups))
+    return Theta(start + step / scale, covariance / np.outer(scale, scale), groups_count, is_cut)
 
 
 def minus_expected(
@@ -153,10 +154,14 @@ def noise_of_mean(features: np.ndarray, weights: np.ndarray, groups: np.ndarray)
     return np.asarray(sums.T @ sums) * len(numbers) / max(len(numbers) - 1, 1)
 
 
-def may_be_chance(theta: np.ndarray, errors: np.ndarray) -> bool:
-    """Return whether over 5 % of records without a wish have some θ as large as the largest here, in its error."""
-    beyond = NormalDist().inv_cdf(1.0 - FALSE_POSITIVE_RATE / 2 / len(theta))  # Bonferroni
-    return bool((np.abs(theta) < beyond * errors).all())
+def may_be_chance(theta: np.ndarray, errors: np.ndarray, groups: int) -> bool:
+    """Return whether over 5 % of records without a wish have some θ as large as the largest here, in its error.
+
+    groups: the number of independent groups of trajectories from which the errors were estimated.
+    """
+    degrees = max(groups - 1, 1)
+    differences = (Difference(0.0, *pair, degrees, len(theta)) for pair in zip(theta, errors, strict=True))
+    return not any(each.is_significant for each in differences)
 
 
 def effective_share(weights: np.ndarray, before: np.ndarray) -> float:

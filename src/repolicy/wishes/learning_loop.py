@@ -169,7 +169,7 @@ def infer(
     groups = shared.groups, own.groups
     wish = infer_theta(person_features, policy_features, alpha, theta, probabilities, groups)
     source += ", which ask for more than the policy alone can tell" if wish.is_cut else ""
-    return LearntWish(joined.env, policy, source, sizes, described, names, wish.value, wish.covariance)
+    return LearntWish(joined.env, policy, source, sizes, described, names, wish.value, wish.covariance, wish.groups)
 
 
 def _describe_source(record: Record, found: Windows, length: int) -> str:
@@ -182,7 +182,7 @@ def _describe_source(record: Record, found: Windows, length: int) -> str:
     )
     if person_steps and begun < MIN_WINDOWS:
         few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"
-        raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
+        raise UsageError(f"{few}: record more, or name a smaller --length or --before")
     return source
 
 

@@ -210,13 +210,11 @@ class Labels:
 
     before: int = 10
     """The policy's steps before a take-over that get weight 0, because they led to it."""
-    settle: int = 0
-    """The person's steps after a take-over that get weight 0, because the person is still leaving a bad state."""
     passed: float = 1.0
     """The weight of a policy's step that the person allowed, relative to 1 for a person's step."""
 
     def __post_init__(self) -> None:
-        check_counts(0, before=self.before, settle=self.settle)
+        check_counts(0, before=self.before)
         if not 0.0 <= self.passed < np.inf:
             raise UsageError(f"passed is {self.passed}; it must be 0 or more")
 
@@ -226,10 +224,8 @@ class Labels:
         same = record.episode[1:] == record.episode[:-1]
         goes_on = np.append(False, same & record.person[:-1])  # the person acted in the step before, too
         for start in np.flatnonzero(record.person & ~goes_on):
-            led_to_it, settling = slice(max(start - self.before, 0), start), slice(start, start + self.settle)
-            for steps, are_the_persons in ((led_to_it, False), (settling, True)):
-                is_in_episode = record.episode[steps] == record.episode[start]
-                weights[steps][is_in_episode & (record.person[steps] == are_the_persons)] = 0.0
+            led = slice(max(start - self.before, 0), start)
+            weights[led][(record.episode[led] == record.episode[start]) & ~record.person[led]] = 0.0
         return weights
 
 
@@ -239,7 +235,7 @@ class Windows(NamedTuple):
     sums: np.ndarray  # [M, K] sums of features over the steps of each window
     weights: np.ndarray  # [M]
     firsts: np.ndarray  # [M] index in the record of each window's first step
-    groups: np.ndarray  # [M] group numbers; neighboring windows of an episode share one
+    groups: np.ndarray  # [M] group numbers: of episodes or, where these are few, of neighboring windows of one
 
 
 def windows(record: Record, features: Features, length: int, weights: np.ndarray) -> Windows:
@@ -264,6 +260,8 @@ def windows(record: Record, features: Features, length: int, weights: np.ndarray
             else:
                 first += 1
     firsts = np.array(starts, int)
-    group_size = max(1, min(MAX_GROUP_SIZE, len(starts) // MIN_GROUPS))
-    groups = np.cumsum(np.array(numbers, int) % group_size == 0)
+    groups = record.episode[firsts]  # an episode may differ from the others as long as it lasts
+    if len(np.unique(groups)) < MIN_GROUPS:
+        group_size = max(1, min(MAX_GROUP_SIZE, len(starts) // MIN_GROUPS))
+        groups = np.cumsum(np.array(numbers, int) % group_size == 0)
     return Windows(values[firsts[:, None] + np.arange(length)].sum(1), weights[firsts], firsts, groups)
