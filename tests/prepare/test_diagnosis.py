@@ -37,7 +37,7 @@ def found(policy: Policy, addon: str = tiny("stay_near"), env: str = LONG) -> Di
 def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     healthy = found(optimum())
     assert healthy.complaints == []
-    assert healthy.verdict.startswith("it acts: no episode ends, return")
+    assert healthy.verdict.startswith("it acts: no episode ends, basic reward")
     assert healthy.worths.basic.value == pytest.approx(ALPHA, abs=3 * healthy.worths.basic.error)
     omega, states = healthy.weights or (0.0, 0.0)
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
@@ -127,6 +127,8 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     assert code == 0
     lines = err.strip().splitlines()
     assert lines[0].startswith("it acts")
+    assert lines[1] == f"{LONG}, 16 episodes with the mean action, 16 with sampled actions, 16 untrained"
+    assert lines[2].split("  ")[0] == "mean ± std"
     assert lines[-1].strip().startswith("repolicy customize mine.safetensors --env")
     code, out, _ = typed(capsys, *words, "--json")
     told = json.loads(out)
@@ -142,8 +144,9 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     [
         (
             {"nat_worth": {"value": 9.0, "error": 0.1, "episodes": 8}},
-            "a nat of log prior is worth 9 ± 0.1 of the reward that it was trained with",
+            "a nat of log prior is worth 9.00 ± 0.10 of the reward that it was trained with",
         ),
+        ({"nat_worth": {"value": 5230.0, "error": 110.0, "episodes": 8}}, "is worth 5,230 ± 110 of the reward"),
         ({"nat_worth": {"value": 9.0, "error": 8.0, "episodes": 8}}, "of the environment's reward"),
     ],
 )

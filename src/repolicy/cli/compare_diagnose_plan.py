@@ -10,8 +10,8 @@ from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError, check_counts
 from repolicy.files import check_writable
 from repolicy.readers.reading import Options
-from repolicy.runs import Terminal, format_table
-from repolicy.text import default_out, format_count, format_number, with_minus
+from repolicy.runs import Terminal
+from repolicy.text import default_out, format_count, format_digits, format_number
 
 if TYPE_CHECKING:
     from repolicy.planning.asking import Planned
@@ -138,17 +138,22 @@ class Diagnose(OpensPolicy):
 
 def _print_diagnosis(terminal: Terminal, diagnosis: "Diagnosis", reward_words: str, addon_words: str) -> None:
     """Print the statistics of the episodes, the worth of a nat in both rewards, and advice on weights."""
-    rows = _statistics_rows(diagnosis)
-    terminal.say(format_table(["", "mean action", "sampled", "untrained"], rows))
+    from repolicy.differences import value_and_error
+
+    counts = [len(each.basic) for each in (diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained)]
+    episodes = f"{counts[0]} episodes with the mean action, {counts[1]} with sampled actions, {counts[2]} untrained"
+    headings = ["mean ± std", "mean action", "sampled", "untrained"]
+    terminal.numbers(f"{diagnosis.mean_action.env}, {episodes}", headings, _statistics_rows(diagnosis))
     worths, weights = diagnosis.worths, diagnosis.weights
     for worth, reward in ((worths.basic, reward_words), (worths.addon, addon_words)):
         if worth is not None:
             doubt = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
-            value = with_minus(f"{worth.value:.2g} ± {worth.error:.1g}")
+            value = value_and_error(worth.value, worth.error)
             terminal.say(f"a nat of log prior is worth {value} of {reward}{doubt}")
     advice = "what a nat is worth cannot be told, so hold a distance"
     if weights is not None:
-        advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"
+        lowest, highest = format_digits(weights.omega / 3, 2), format_digits(3 * weights.omega, 2)
+        advice = f"omega from {lowest} (the wish first) to {highest} (the prior first)"
     terminal.say(f"{advice}; to begin with:")
 
 
@@ -159,8 +164,8 @@ def _statistics_rows(diagnosis: "Diagnosis") -> list[list[str]]:
     evaluations = (diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained)
     columns, std = [each.columns for each in evaluations], mean_std(diagnosis.policy)
     rows = {
-        "return": [each["basic_reward"].describe() if "basic_reward" in each else "" for each in columns],
-        "add-on, at weight 1 at most": [each["addon_reward"].describe() for each in columns],
+        "basic reward": [each["basic_reward"].describe() if "basic_reward" in each else "" for each in columns],
+        "add-on reward, at weight 1 at most": [each["addon_reward"].describe() for each in columns],
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in evaluations],
         "ended before its time": [f"{share_ended(each):.0%}" for each in evaluations],
         "std of an action": ["" if std is None else format_number(std)] * 2 + [""],

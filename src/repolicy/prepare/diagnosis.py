@@ -57,7 +57,7 @@ class Diagnosis:
             return f"it acts: {ends}, and the environment tells no reward"
         sampled = self.sampled.basic.mean()
         return with_minus(
-            f"it acts: {ends}, return {returns.mean():,.4g} by the mean action and {sampled:,.4g} sampled"
+            f"it acts: {ends}, basic reward {returns.mean():,.4g} by the mean action and {sampled:,.4g} sampled"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def find_complaints(policy: Policy, mean_action: Evaluation, sampled: Evaluation
         sentences.append(
             "these episodes do not show that it acts better than a policy that knows nothing: "
             + with_minus(
-                f"return {returns[0].mean():,.4g} by the mean action and {returns[1].mean():,.4g} sampled, "
+                f"basic reward {returns[0].mean():,.4g} by the mean action and {returns[1].mean():,.4g} sampled, "
                 f"against {returns[2].mean():,.4g}"
             )
             + "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another "
