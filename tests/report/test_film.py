@@ -105,7 +105,7 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
     ends = [(-11, ""), (0, ""), (2, "repolicy: it lacks a package")]
     tried = []
 
-    def pretended(folder: str, library: str) -> tuple[int, str]:
+    def pretended(folder: str, library: str, say: object) -> tuple[int, str]:
         tried.append(library)
         Path(folder, "0").write_bytes(b"film")
         return ends.pop(0)
@@ -118,6 +118,16 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
     assert said == ["filming: 1 film, about 150 pictures"]  # before the first is drawn
     with pytest.raises(UsageError, match="^it lacks a package$"):
         render_films([Shot(policy, ENV)])
+
+
+def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([100.0, 102.0, 103.0, 113.0])
+    monkeypatch.setattr(filming.time, "monotonic", lambda: next(times))
+    seen = filming.progress_printer([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
+    assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
 
 @pytest.mark.parametrize(("shot", "said"), [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")])

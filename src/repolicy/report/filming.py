@@ -5,7 +5,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,7 +31,8 @@ from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import EXIT_NO_RENDERER, FRAMES_A_SECOND, Shot
+from repolicy.report.movie import EXIT_NO_RENDERER, FRAMES_A_SECOND, PROGRESS_PREFIX, Shot, usual_pictures
+from repolicy.runs import SECONDS_BETWEEN_LINES, format_duration
 
 RENDER_HINT = "it needs a render() that returns a picture, and render_mode 'rgb_array' (docs/quickstart.md shows one)"
 FLOOR_SCALE = 100.0  # floors are drawn so many times larger: a cheetah leaves its 40 m within seconds
@@ -45,8 +47,9 @@ def main() -> None:
     folder, code = Path(sys.argv[1]), 0
     try:
         shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
+        on_picture = progress_printer(shots)
         for index, shot in enumerate(shots):
-            pictures, rate = render_pictures(shot)
+            pictures, rate = render_pictures(shot, on_picture)
             (folder / str(index)).write_bytes(encode_film(pictures, rate, shot.format, shot.max_bytes))
             gc.collect()  # a renderer that Python frees later would break the next film
     except RepolicyError as error:
@@ -58,11 +61,29 @@ def main() -> None:
     os._exit(code)  # some drivers crash when Python exits normally
 
 
+def progress_printer(shots: Sequence[Shot]) -> Callable[[], None]:
+    """Return a function to call after each picture: it prints the share that is drawn and the time left."""
+    total = sum(map(usual_pictures, shots))
+    done, first_time, printed_time = 0, 0.0, 0.0
+
+    def on_picture() -> None:
+        nonlocal done, first_time, printed_time
+        now, done = time.monotonic(), done + 1
+        if done == 1:
+            first_time = now  # the time before it was spent on making the environment
+        elif now - printed_time >= SECONDS_BETWEEN_LINES:  # true for the second picture
+            left = (now - first_time) / (done - 1) * max(total - done, 0)
+            print(f"{PROGRESS_PREFIX}{min(done / total, 1):.0%} drawn, about {format_duration(left)} left", flush=True)
+            printed_time = now
+
+    return on_picture
+
+
 class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
-def render_pictures(shot: Shot) -> tuple[list[np.ndarray], float]:
+def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and the pictures per second."""
     opened = open_agent(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.role == "prior" else opened.agent
@@ -70,7 +91,7 @@ def render_pictures(shot: Shot) -> tuple[list[np.ndarray], float]:
     try:
         backend = "envpool" if shot.is_in_envpool else evaluation_backend(shot.env)
         env = match_observation(shot.env, policy, backend)
-        filming = Filming(replace(shot, env=env), policy, backend)
+        filming = Filming(replace(shot, env=env), policy, backend, on_picture)
     except UsageError:
         if find_spec("mujoco"):  # which may not load its graphics library
             with _errors_mean_no_renderer():
@@ -85,8 +106,8 @@ def render_pictures(shot: Shot) -> tuple[list[np.ndarray], float]:
 class Filming:
     """An agent that acts in one environment, and the pictures of it."""
 
-    def __init__(self, shot: Shot, agent: Agent, backend: Backend) -> None:
-        self._shot, self._agent = shot, agent
+    def __init__(self, shot: Shot, agent: Agent, backend: Backend, on_picture: Callable[[], None]) -> None:
+        self._shot, self._agent, self._on_picture = shot, agent, on_picture
         self._pictures, self._steps = list[np.ndarray](), 0
         self._env, self._batch, self._steps_a_second = _make_envs(shot, backend, self._after_env_step)
         check_fit(agent, self._batch)
@@ -127,6 +148,7 @@ class Filming:
         is_due = self._steps % self._stride == 0 and not (ended and self._shot.actions)
         if is_due and self._pictures and len(self._pictures) < self._max_pictures:
             self._pictures.append(_picture(self._env, self._shot))
+            self._on_picture()
 
 
 def recorded_actions(shot: Shot, space: ActionSpace) -> np.ndarray:

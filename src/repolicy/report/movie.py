@@ -27,6 +27,7 @@ CANNOT_RENDER = (
 EXIT_NO_RENDERER = 3  # exit code of a rendering process whose graphics library is unusable
 LIBRARIES = ("egl", "osmesa")
 FRAMES_A_SECOND = 25
+PROGRESS_PREFIX = "filming: "  # lines of the rendering process that begin so are shown to the user
 FORMATS = ("mp4", "gif")
 
 
@@ -60,18 +61,20 @@ class Shot:
 
 
 def render_films(shots: Sequence[Shot], say: Say = lambda _: None) -> list[bytes]:
-    """Render the films, and say how many pictures that takes; raise CANNOT_RENDER where no graphics library works."""
+    """Render the films; raise CANNOT_RENDER where no graphics library works.
+
+    `say` prints the number of pictures, the time left after the second picture, and again every ten seconds.
+    """
     if find_spec("imageio") is None:
         raise UsageError("films need the package imageio: pip install 'repolicy[engine]'")
     for shot in shots:
         _check(shot)
-    pictures = round(FRAMES_A_SECOND * sum(shot.seconds for shot in shots))
-    say(f"filming: {format_count(len(shots), 'film')}, about {pictures:,} pictures")
+    say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, about {sum(map(usual_pictures, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(found))
         for library in libraries():
-            code, output = _render_in_process(folder, library)
+            code, output = _render_in_process(folder, library, say)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
             sentence = output.removeprefix("repolicy: ")
@@ -96,16 +99,28 @@ def _check(shot: Shot) -> None:
             raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
 
 
+def usual_pictures(shot: Shot) -> int:
+    """Return the number of pictures at 25 a second; by its own steps a second, an environment has more or fewer."""
+    return round(shot.seconds * FRAMES_A_SECOND)
+
+
 def libraries() -> tuple[str, ...]:
     """Return the graphics libraries to try, in order: the one that MUJOCO_GL names, else all."""
     requested = os.environ.get("MUJOCO_GL", "")
     return (requested,) if requested in LIBRARIES else LIBRARIES
 
 
-def _render_in_process(folder: str, library: str) -> tuple[int, str]:
+def _render_in_process(folder: str, library: str, say: Say) -> tuple[int, str]:
     """Run `filming.main` in a process with this graphics library, and return its exit code and last line on stderr."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.filming import main; main()", folder]
-    process = subprocess.run(program, env=environment, capture_output=True, check=False)
-    lines = process.stderr.decode(errors="replace").strip().splitlines()
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:
+            assert process.stdout is not None
+            for line in process.stdout:  # environments may print there, too
+                progress = line.decode(errors="replace").strip()
+                if progress.startswith(PROGRESS_PREFIX):
+                    say(progress)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     return process.returncode, lines[-1] if lines else ""
