@@ -207,6 +207,7 @@ WINGS = [
     Mutant("hosts/method.py", "states[:-1], states[1:])", "states[1:], states[1:])", "tests/hosts/test_method.py", "an end priced by how the next episode begins"),
     Mutant("hosts/method.py", "steps - last, first + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),
     Mutant("rql/algorithms.py", "policy = trainable_copy(source)", "return source.requires_grad_(True)", SAC, "the actor is the prior itself"),
+    Mutant("report/publish.py", 'if "method" in stored:', "if False:", "tests/report/test_hub.py", "a card of Residual Q-Learning without its command"),
     Mutant("report/publish.py", '(cell.replace("|", "\\\\|") for cell in cells)', "cells", "tests/report/test_hub.py", "a name that breaks its table"),
     Mutant("exact/solve.py", "for _ in range(_backups(mdp.discount)):", "for _ in range(100):", "tests/exact/test_solve.py", "an optimum that is not there yet"),
     Mutant("exact/solve.py", "(policy[t] * (total[t] + mdp.discount *", "(policy[t] * (total[t] +", "tests/exact/test_value.py", "a finite value without its discount"),

@@ -81,7 +81,7 @@ def test_what_is_pushed_comes_back_as_a_prior(
     assert (code, "names code that would be run" in said) == (2, True)  # a stranger's file, as any other
 
 
-def test_the_card_has_table_license_and_how_to_use_it(
+def test_the_card_has_table_license_and_how_to_repeat(
     files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = repolicy.Settings(steps=256, envs=8, n_steps=16, minibatch=64, checkpoint_every=1, hidden=(4,), ranks=1)
@@ -99,12 +99,22 @@ def test_the_card_has_table_license_and_how_to_use_it(
     assert "Mean ± std over 3 episodes" in text
     assert '<video src="policy.mp4"' in text
     assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
+    assert "repolicy customize PRIOR --env " in text.partition("## Make it again")[2]
+    assert "--out runs/near-again" in text
+    assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     monkeypatch.chdir("runs/near")
     push(".", "hf://somebody/near", episodes=1, trust=True)
     one = files["somebody/near"]["README.md"].decode()
     assert "\nOne episode with the mean action.\n" in one
+    again = one.partition("## Make it again")[2].partition("Made with")[0]
+    assert again == text.partition("## Make it again")[2].partition("Made with")[0]
     monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
+    assert typed(capsys, "dial", "runs/near", "--at", "0.5", "--how", "weights", "--trust")[0] == 0
+    for beside in ("prior", "policy-weights-0.5"):  # no run of that command ends with these
+        assert "Make it again" not in pushed_card(files, f"runs/near/{beside}.safetensors", env=ENV)
+    Path("moved.safetensors").write_bytes((result.folder / "policy.safetensors").read_bytes())  # out of its run
+    assert "--steps 256 " in pushed_card(files, "moved.safetensors").partition("## Make it again")[2]
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
 
@@ -129,11 +139,18 @@ def test_an_add_on_of_another_environment_is_left_out_with_a_note(files: dict[st
 
 
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
-    card = {"versions": {"torch": "`<b>`\n```\n<img src=x>"}}
+    card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
     save_policy("theirs.safetensors", a_policy(), card)
     text = pushed_card(files, "theirs.safetensors", env=ENV)
-    assert text.count("```") == 2  # one block, with a beginning and an end
-    assert "Made with `torch '<b>'" in text
+    assert text.count("```") == 4  # two blocks, each with a beginning and an end
+    assert "Made with `torch '<b>'`." in text
+
+
+def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict[str, bytes]]) -> None:
+    command, request = "repolicy rql train Walk-v0 --alpha 0.5", {"env": ENV, "method": "dqn"}
+    save_policy("q/policy.safetensors", a_policy(), {"request": request, "command": command})
+    Path("q/run.json").write_text(json.dumps({"request": request}))
+    assert command in pushed_card(files, "q").partition("## Make it again")[2]
 
 
 def test_a_dial_is_not_pushed_and_no_repository_is_made_for_it(files: dict[str, dict[str, bytes]]) -> None:

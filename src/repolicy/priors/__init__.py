@@ -14,6 +14,7 @@ from repolicy.priors.decoders import (
 from repolicy.priors.dials import How, dial, extrapolation_warning, interpolate_policies, require_prior
 from repolicy.priors.finding import (
     PLAN_FILE,
+    SHIPPED_FOLDER,
     check_no_plan,
     check_not_overwriting,
     find_policy,
@@ -21,6 +22,7 @@ from repolicy.priors.finding import (
     newest_checkpoint,
     output_folder,
     shelf_entry,
+    shipped_names,
 )
 from repolicy.priors.fitting import SMALL_STD, FitResult, Samples, fit, fit_normalizer
 from repolicy.priors.kinds import (

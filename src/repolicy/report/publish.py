@@ -10,12 +10,14 @@ from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError, check_counts
 from repolicy.evaluation import Evaluation, fitting_addon, fitting_limits
 from repolicy.policies import ConditionedPolicy, SavedPolicy
+from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
 from repolicy.readers.reading import Options
 from repolicy.report.pieces import reward_table
-from repolicy.report.run_page import evaluate_with_prior
+from repolicy.report.run_page import evaluate_with_prior, repeat_command
 from repolicy.report.verdict import basis, name_of_prior, verdict
+from repolicy.runs import Request, RunFolder, command_options, command_words
 from repolicy.text import Say, capitalize, format_count, printable
 
 EPISODES = 20
@@ -57,7 +59,7 @@ def push(
     evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic, backend, limits)
     films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
-    card = model_card(saved, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())
+    card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": card.encode()}
     if film:
         files[film.name] = film.read_bytes()
@@ -73,6 +75,7 @@ def push(
 
 def model_card(
     saved: SavedPolicy,
+    path: Path,
     repository: Repository,
     evaluations: dict[str, Evaluation],
     film: Path | None,
@@ -106,12 +109,33 @@ def model_card(
         options = f" --env {shlex.quote(env)}"
     elif parse_env_name(env).decoder is not None:
         options = " --trust"  # the decoder is stored in the policy's file
-    inspect, evaluate = f"repolicy inspect {repository}", f"repolicy evaluate {repository}{options}"
+    evaluate = f"repolicy evaluate {repository}{options}"
     customize = f"repolicy customize {repository}{options} --addon NAME"
-    lines += _code("pip install 'repolicy[hub]'", inspect, evaluate, customize)
+    lines += _code("pip install 'repolicy[hub]'", evaluate, customize)
+    if command := _repeat_command(path, saved, f"runs/{name}"):
+        lines += ["## Make it again", "", *_code(command)]
     versions = _code_safe(", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items()))
     lines += [f"Made with `{versions}`." if versions else "", f"The file's sha256 is {checksum}."]
     return "\n".join(lines) + "\n"
+
+
+def _repeat_command(path: Path, saved: SavedPolicy, out: str) -> str:
+    """Return the command that makes the policy again: exact from a run's folder, else as far as the file says."""
+    folder, card = RunFolder(path.resolve().parent), saved.card
+    stored = card.get("request", {})
+    if "dial" in card:  # a position of a dial, which is not the result of a run
+        return ""
+    if "method" in stored:  # Residual Q-learning, which has other settings
+        return _code_safe(str(card.get("command", "")))
+    request = folder.request() if path.name in (folder.policy.name, folder.replaced.name) else None
+    if request is not None:
+        return repeat_command(folder, request, "PRIOR", "INIT", out)
+    if "prior" not in stored or "sparse" not in stored:
+        return _code_safe(str(card.get("command", "")))
+    request = Request.from_dict(stored)
+    arguments = command_words(request, "PRIOR" if saved.prior else "")
+    usual = implied_settings(saved.prior, request.settings.steps) if saved.prior else train_defaults(request.env)
+    return shlex.join(["repolicy", *arguments, *command_options(request.settings, usual)]) if arguments else ""
 
 
 def _code_safe(text: str) -> str:

@@ -12,11 +12,11 @@ from repolicy.addons.addon_names import with_weights
 from repolicy.envs import Backend, evaluation_backend, parse_env_name
 from repolicy.errors import RepolicyError
 from repolicy.evaluation import ACTIONS, EVALUATION_SEED, Evaluation, evaluate
-from repolicy.files import check_writable
+from repolicy.files import check_writable, file_sum
 from repolicy.many.positions import DialedPolicy
 from repolicy.policies import ConditionedPolicy, SavedPolicy, read_card, with_torch_defaults
 from repolicy.prepare.defaults import implied_settings, train_defaults
-from repolicy.priors import find_policy, read_policy, restore_decoder
+from repolicy.priors import SHIPPED_FOLDER, find_policy, read_policy, restore_decoder, shipped_names
 from repolicy.report import dial_page, page
 from repolicy.report.learning_curves import learning_section
 from repolicy.report.pieces import by_action, deciding_first, films_for_page, prior_pairs, reward_table
@@ -180,8 +180,11 @@ def _logged(folder: RunFolder, name: str) -> list[float]:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def repeat_command(folder: RunFolder, request: Request) -> str:
+def repeat_command(folder: RunFolder, request: Request, prior: str = "", init: str = "", out: str | Path = "") -> str:
     """Return the command that repeats the run bit by bit; empty where no command can.
+
+    `prior`, `init` and `out` stand for the folder's own files and its path, which other readers have not. A prior that
+    ships has its name.
 
     There is none for options that exist only in Python, or for a folder that was copied without its prior. There is
     none for a prior that could not be copied: the folder holds its clone, but the run was scored by the prior itself.
@@ -189,7 +192,14 @@ def repeat_command(folder: RunFolder, request: Request) -> str:
     is_customized = bool(request.prior)
     if is_customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = command_words(request, folder.prior if is_customized else "", folder.init)
+    prior_argument = _shipped_name(request.prior) or prior or folder.prior
+    arguments = command_words(request, prior_argument if is_customized else "", init or folder.init)
     usual = implied_settings(folder.prior, request.settings.steps) if is_customized else train_defaults(request.env)
-    parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{folder.path}-again"]
+    parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{out or folder.path}-again"]
     return shlex.join(parts) if arguments else ""
+
+
+def _shipped_name(checksum: str) -> str:
+    """Return the name of the shipped policy with this checksum, or nothing."""
+    names = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == checksum)
+    return next(names, "")
