@@ -9,7 +9,7 @@ from repolicy.priors import is_code, is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, policy_path
 from repolicy.report.pieces import films_for_page
-from repolicy.text import Say, capitalize
+from repolicy.text import Say, capitalize, format_number, with_minus
 
 ANSWERS = {"better": "yes", "not worse": "yes", "cannot tell": "not shown", "worse": "no"}
 VERDICT_WORDS = (
@@ -35,7 +35,7 @@ def write_compare_report(
     parts = [
         page.words(),
         page.verdict([f"{ANSWERS[around.verdict]}: {verdict}"], ". ".join(map(capitalize, rest))),
-        *([page.section("Where it was tried", page.table(*around.table))] if len(around.places) > 1 else []),
+        *([page.section("Where it was tried", _places_table(around))] if len(around.places) > 1 else []),
         page.section(
             f"Every quantity {where}".strip(), *(page.table(*each) for each in around.tables[-2:]), note=VERDICT_WORDS
         ),
@@ -43,6 +43,21 @@ def write_compare_report(
     ]
     title = f"{worst.comparison.env.partition('?')[0]}: may it take the old one's place?"
     return page.write(folder / "report.html", title, f"{escape(new)} in the place of {escape(old)}", parts)
+
+
+def _places_table(around: VariedComparison) -> str:
+    """Return the places as a table; if two options were varied, with a column for each value of the second."""
+    names = [*around.places[0].options]
+    if len(names) == 1:
+        return page.table(*around.table)
+    rows_of, columns_of = (list(dict.fromkeys(place.options[name] for place in around.places)) for name in names)
+    cells = {}
+    for place in around.places:
+        row = place.worst_row
+        change = with_minus(f"{0.0 - row.loss:+.1%}") if row.old else format_number(row.new, plus=True)
+        cells[tuple(place.options.values())] = f"{place.comparison.verdict}, {change}"
+    rows = [[f"{names[0]} = {one:g}", *(cells[one, two] for two in columns_of)] for one in rows_of]
+    return page.table(["", *(f"{names[1]} = {two:g}" for two in columns_of)], rows)
 
 
 def _film(place: Place, policies: tuple[str, ...], say: Say, trust: bool) -> tuple[list[bytes], str]:
