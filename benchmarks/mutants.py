@@ -168,6 +168,7 @@ ROOMS = [
     Mutant("priors/dials.py", "(1 - t) * prior_precision / precision, t *", "t * prior_precision / precision, (1 - t) *", "tests/priors/test_dials.py", "the mixture turns the wrong way"),
     Mutant("priors/dials.py", "precision**-0.5", "precision**-1", "tests/priors/test_dials.py", "the mixture's std is a variance"),
     Mutant("many/bets.py", "np.concatenate([np.zeros_like(running[..., :1]), running[..., :-1]], axis=-1)", "running", "tests/many/test_bets.py", "a stake that knows the number it is on"),
+    Mutant("many/bets.py", "min(MAX_STAKE / bound, 1.0 / mean)", "min(1.0 / bound, 1.0 / mean)", "tests/many/test_bets.py", "episodes foreseen with a larger stake than is made"),
     Mutant("many/bets.py", "np.maximum.accumulate(losses, axis=-1)", "losses", "tests/many/test_bets.py", "a bound that forgets the largest loss"),
     Mutant("many/bets.py", "np.maximum(ranges, np.maximum(abs(old), abs(new)))", "np.maximum(abs(old), abs(new))", "tests/many/test_comparing.py", "from won to lost no more is lost than was won"),
     Mutant("many/comparing.py", "np.ones_like(old) if name", "np.zeros_like(old) if name", "tests/many/test_comparing.py", "an early end that can lose nothing"),

@@ -15,6 +15,7 @@ from repolicy.many.bets import (
     log_wealth,
     loss_bounds,
     mean_lower_bound,
+    numbers_needed,
 )
 
 
@@ -25,6 +26,15 @@ def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
     # The mean is above m as soon as that many bets on 0.05 − m are won.
     each = (20 ** (1 / (200 - WARMUP)) - 1.0) / MAX_STAKE
     assert mean_lower_bound(gains, size, 0.05) == pytest.approx((0.05 - each) / (1.0 + each), abs=1e-9)
+
+
+@pytest.mark.parametrize("error", [0.05, 0.001])
+@pytest.mark.parametrize("margin", [0.005, 0.05, 0.5, 3.0])
+def test_the_numbers_needed_are_as_many_as_it_takes(margin: float, error: float) -> None:
+    gains, sizes = np.full(2000, margin), np.ones(2000)
+    taken = is_mean_proven_positive(gains, sizes, error).argmax() + 1
+    assert [numbers_needed(gains[:known], sizes[:known], error) for known in (5, 11, 2000)] == [taken] * 3
+    assert numbers_needed(-gains, sizes, error) == 0
 
 
 def test_no_stake_knows_the_number_it_is_on() -> None:

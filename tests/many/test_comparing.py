@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compared import BAD, GOOD, QUADRATIC, a_file
-from tiny_envs import constant, stay_near, tiny
+from tiny_envs import LinearQuadratic, constant, stay_near, tiny
 from typed_commands import refused, typed
 
 from benchmarks import comparing as simulated
@@ -96,7 +97,7 @@ def test_the_numbers_of_a_row_have_the_same_digits() -> None:
 
 def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
     rows = [judge(np.ones(400), np.full(400, new)) for new in (1.1, 1.0)]
-    found = Comparison("", "", 400, 1, "5%", 0.05, 0, {"mean": rows, "sampled": []})
+    found = Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": rows, "sampled": []})
     assert found.verdict == "not worse"
     rows.append(judge(np.ones(400), np.full(400, 0.95)))
     assert found.verdict == "cannot tell"
@@ -121,6 +122,7 @@ def test_margins(given: str | float, margin: Margin) -> None:
 def test_one_policy_is_better_than_the_other(old: MeanPrior, new: MeanPrior, verdict: str) -> None:
     found = compare(old, new, QUADRATIC, "1e-6", progress=(seen := []).append)
     assert found.verdict == verdict
+    assert found.is_paired
     assert seen == [EPISODES_PER_ROUND * (round + 1) for round in range(found.rounds)]
     assert found.episodes == seen[-1] < 200
     rows = {row.name: row for row in found.rows["mean"]}
@@ -135,6 +137,30 @@ def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool)
     assert [*found.rows] == (["sampled", "mean"] if sampled else ["mean", "sampled"])
     assert {row.new - row.old for rows in found.rows.values() for row in rows} == {0.0}
     assert json.loads(json.dumps(found.as_dict()))["verdict"] == found.verdict == "cannot tell"
+
+
+def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> None:
+    few, more = (
+        compare(GOOD, GOOD, QUADRATIC, margin, episodes=episodes) for margin, episodes in (("5%", 5), (1e3, 92))
+    )
+    taken = few.equal_episodes
+    assert taken > 92  # as many as equal episodes take
+    assert few.sentences()[2:] == [
+        f"--episodes may be too low: two equal policies take about {taken}, clear differences fewer"
+    ]
+    assert not more.sentences()[2:]
+    assert ["wrong with a probability" in found.sentences()[1] for found in (few, more)] == [False, True]
+
+
+def test_how_many_episodes_equal_policies_take_is_foreseen_from_their_spread() -> None:
+    returns = np.random.default_rng(0).normal(100.0, 30.0, 400)
+    taken = judge(returns, returns).equal_episodes
+    assert [judge(returns[:last], returns[:last]).verdict for last in (taken - 1, taken)] == [
+        "cannot tell",
+        "not worse",
+    ]
+    for known in (25, 50, 75, 100):
+        assert judge(returns[:known], returns[:known]).equal_episodes == pytest.approx(taken, rel=0.1)
 
 
 def test_every_episode_has_a_start_of_its_own() -> None:
@@ -195,6 +221,12 @@ def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone(
         compare(GOOD, BAD, tiny("SometimesWithoutReward"), addon=stay_near)
 
 
+def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
+    row = replace(judge(np.zeros(400), np.zeros(400)), low=-0.1)
+    found = Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[-1]
+    assert found == "return has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+
+
 @pytest.mark.parametrize("margin", ["5%", 0.1])
 def test_a_reward_that_is_always_0_decides_nothing_beside_another(margin: str | float) -> None:
     """Nothing shows how much of it an episode can lose."""
@@ -203,7 +235,24 @@ def test_a_reward_that_is_always_0_decides_nothing_beside_another(margin: str | 
     assert next(row.cells[1] for row in found.rows["mean"] if row.name == "addon_reward") == "–"
     alone = compare(GOOD, GOOD, tiny("WithoutReward"), margin, addon=constant, episodes=50)
     assert alone.verdict == "cannot tell"
-    assert alone.sentences()[-1].startswith("more --episodes, or a larger margin")
+    assert "add-on is 0 in every episode, and nothing else decides" in alone.sentences()[-1]
+
+
+OTHERS = count()
+
+
+class Unseeded(LinearQuadratic):
+    """Whatever the seed, each start is another."""
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> object:
+        return super().reset(seed=next(OTHERS))
+
+
+def test_an_environment_without_seeds_is_told() -> None:
+    found = compare(GOOD, BAD, Unseeded, episodes=100)
+    assert not found.is_paired
+    assert found.verdict == "worse"
+    assert "from starts of their own" in VariedComparison([Place({}, found)]).sentences[1]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

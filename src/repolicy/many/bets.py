@@ -77,6 +77,21 @@ def is_mean_proven_positive(values: np.ndarray, losses: np.ndarray, error: float
     return log_wealth(values, losses) >= -np.log(error)
 
 
+def numbers_needed(values: np.ndarray, losses: np.ndarray, error: float) -> int:
+    """Return how many numbers like these `[N]` prove their mean positive; 0 if it is not.
+
+    Numbers beyond those that are known count as their mean, with the last bound on a loss.
+    """
+    mean, wealth = float(values.mean()), log_wealth(values, losses)
+    if wealth[-1] >= -math.log(error):
+        return int((wealth >= -math.log(error)).argmax()) + 1
+    bound = float(losses.max())
+    if mean <= 0.0 or bound == 0.0:  # without a bound nothing is staked
+        return 0
+    growth = math.log1p(mean * min(MAX_STAKE / bound, 1.0 / mean))
+    return max(len(values), WARMUP) + math.ceil((-math.log(error) - wealth[-1]) / growth)
+
+
 def mean_lower_bound(values: np.ndarray, losses: np.ndarray, error: float) -> float:
     """Return the largest number that the mean of the values `[N]` is proven to exceed, or minus infinity."""
     low, high = -float(losses.max()), float(values.mean())

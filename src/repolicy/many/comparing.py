@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from repolicy.addons import (
     Addon,
@@ -28,6 +29,7 @@ from repolicy.addons import (
 )
 from repolicy.envs import (
     Backend,
+    Collector,
     EnvLike,
     check_fit,
     env_name,
@@ -41,7 +43,7 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import NumericError, UsageError, check_counts
-from repolicy.evaluation import ACTIONS, Evaluation, check_is_agent, fitting_limits, run_episodes
+from repolicy.evaluation import ACTIONS, BLOCK_STEPS, Evaluation, check_is_agent, fitting_limits, run_episodes
 from repolicy.many import bets
 from repolicy.many.bets import VERDICT_ORDER, Margin, Verdict
 from repolicy.policies import Agent, with_torch_defaults
@@ -68,6 +70,7 @@ class QuantityComparison:
     low: float  # low end of the interval of new − old; each end is wrong with the comparison's error
     high: float
     verdict: Verdict | None  # None where it decides nothing
+    equal_episodes: int = 0  # in which two policies that are like the old one would be told not to differ, or 0
 
     @property
     def loss(self) -> float:
@@ -103,6 +106,7 @@ class Comparison:
     backend: str
     episodes: int
     rounds: int
+    is_paired: bool
     margin: str
     error: float
     seed: int
@@ -118,12 +122,18 @@ class Comparison:
         """The worst verdict of the quantities that decide."""
         return min((row.verdict for row in self.deciding_rows if row.verdict), key=VERDICT_ORDER.index)
 
+    @property
+    def equal_episodes(self) -> int:
+        """The episodes in which two policies that are like the old one would be told not to differ."""
+        return max(row.equal_episodes for row in self.deciding_rows)
+
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
+        starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
         deciding = " and ".join(row.title for row in self.deciding_rows if row.verdict == self.verdict)
         lines = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {deciding}; the margin is {self.margin}",
-            f"{format_count(self.episodes, 'episode')} each in {self.env} ({self.backend}), with the same seeds, in "
+            f"{format_count(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
             f"{format_count(self.rounds, 'round')}",
         ]
         if {row.verdict for rows in self.rows.values() for row in rows} - {None, "cannot tell"}:
@@ -131,8 +141,16 @@ class Comparison:
                 f"; each of the verdicts is wrong with a probability of at most {100 * self.error * count:.3g}%, "
                 "but for losses that are rare and larger than all that were seen"
             )
-        if self.verdict == "cannot tell":
-            lines.append("more --episodes, or a larger margin (--not-worse), may decide it")
+        if self.verdict == "cannot tell" and self.episodes < self.equal_episodes:
+            fewest = f"two equal policies take about {self.equal_episodes:,}, clear differences fewer"
+            lines.append(f"--episodes may be too low: {fewest}")
+        for row in self.deciding_rows:
+            if row.old == row.new == 0.0 and not math.isfinite(row.low):
+                lines.append(f"{row.title} is 0 in every episode, and nothing else decides: name a wish with --addon")
+            elif row.old == 0.0 and self.margin.endswith("%"):
+                lines.append(
+                    f"{row.title} has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+                )
         return lines
 
     @property
@@ -175,6 +193,7 @@ def compare_quantity(
     losses = np.ones_like(old) if name == "ended_early" else bets.loss_bounds(old, new)
     gain = new - old
     verdict: Verdict | None = None
+    equal_episodes = 0
     if margin is not None:
         allowed = np.full_like(old, margin.value)
         if margin.is_share:
@@ -186,8 +205,9 @@ def compare_quantity(
             verdict = "better"
         elif bets.is_mean_proven_positive(gain + allowed, losses, error)[-1]:
             verdict = "not worse"
+        equal_episodes = bets.numbers_needed(allowed, bets.loss_bounds(old, old), error)
     low, high = bets.mean_lower_bound(gain, losses, error), -bets.mean_lower_bound(-gain, losses, error)
-    return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
+    return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict, equal_episodes)
 
 
 @with_torch_defaults()
@@ -246,6 +266,7 @@ def compare(
         texts = [fitting_limits(side.agent, side.card, side.path, env, backend, trust) for side in reversed(sides)]
         limits = parse_limits(texts[0] or texts[1], env)
     kinds = ("mean", "sampled") if parse_env_name(env).is_judged_by_mean and not sampled else ("sampled", "mean")
+    is_paired = _is_reproducible(*agents[0], seed, backend)
     results = {kind: list[list[Quantities]]() for kind in kinds}
     rounds = done = 0
 
@@ -263,7 +284,7 @@ def compare(
         rounds += 1
         done += count
         rows = {kind: _compare_quantities(results[kind], margin, error) for kind in kinds}
-        comparison = Comparison(env, evaluations[0].backend, done, rounds, str(margin), error, seed, rows)
+        comparison = Comparison(env, evaluations[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
         verdicts = [row.verdict for row in comparison.deciding_rows]
         if not verdicts:
             raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
@@ -353,3 +374,13 @@ def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, 
     env = match_observation(env, side.agent, backend)
     check_fit(side.agent, probe_env(env, backend), side.name)
     return side.agent, env
+
+
+def _is_reproducible(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
+    """Return whether the environment obeys its seed: one seed gives the same observations twice."""
+
+    def observations() -> np.ndarray:
+        with closing(make_envs(env, 2, seed, backend)) as envs:
+            return Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed)).collect(agent, True).observations
+
+    return np.array_equal(observations(), observations())
