@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from repolicy.addons.addon import combine_addons
 from repolicy.cli import main as cli
 from repolicy.differences import Column, rounded
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import EVALUATION_SEED, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
@@ -103,7 +104,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     for name in ("total_reward", "basic_reward", "addon_reward", "metric"):
         assert all(format_number(found.columns[name].mean) in text for found in pairs[0])
     assert "mean distance" in text
-    above = unescape(text[: text.index("How it moves")])
+    above = unescape(text[: text.index('class="tiles"')])
     assert all(sentence[1:] in above for sentence in verdict(pairs))
     hint = report.next_step_hint(folder, folder.load_request(), pairs)
     assert hint
@@ -243,7 +244,7 @@ def test_a_budget_is_shown_beside_what_was_spent_and_no_weight_that_it_moves_is_
     spent = folder.read_metrics()["prior_kl"][-1]
     text = unescape(write_report(folder.path, episodes=2, trust=True).read_text())
     assert f"At its end: {spent:.2f} nats a step, the budget is 0.5." in text.partition("</header>")[0]
-    assert "--omega" not in text[: text.index("How it moves")]
+    assert "--omega" not in text[: text.index('class="tiles"')]
 
 
 @pytest.mark.usefixtures("_no_renderer")
@@ -343,6 +344,29 @@ def test_of_a_generative_policy_sampled_noise_comes_first() -> None:
     for env, first in (("Hopper-v4", "mean"), ("Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2", "sampled")):
         both = ({"policy": SimpleNamespace(env=env, name=name)} for name in ("mean", "sampled"))
         assert pieces.deciding_first(*both)[0]["policy"].name == first
+
+
+NO_CHANGE = "no certain difference (0.00 ± 0.00); prior −2.00"
+
+
+def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
+    seeds = count()  # so the two are drawn apart
+
+    def evaluation(basic: float, addon: float, metric: float) -> Evaluation:
+        wave, one = np.array([-1.0, 1.0] * 5), np.ones(10)  # √(10/9 · 2/10) = 0.47
+        returns = wave + basic, 0 * wave + addon, 0 * wave + metric
+        return Evaluation("env", "gymnasium", True, next(seeds), *returns, one, one, -2.0 * one, metric_name="mean z")
+
+    found = pieces.reward_tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
+    said = {tile.name: (tile.change, tile.standing, tile.unit) for tile in found}
+    assert said == {
+        "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, with the mean action"),
+        "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, with the mean action"),
+        "mean z": ("▼ 0.100 ± 0.00 lower; prior 0.30", "", "mean of an episode, with the mean action"),
+        "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, with the mean action"),
+        "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, with the mean action"),
+    }
+    assert pieces.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(

@@ -92,7 +92,7 @@ def test_the_page_of_a_run_has_its_verdict_on_top_films_in_step_and_fits_a_phone
     assert verdict.is_displayed()
     assert "its prior" in verdict.text
     assert "with the mean action" in verdict.text
-    assert verdict.location["y"] < browser.find_element(By.TAG_NAME, "video").location["y"] < 600
+    assert verdict.location["y"] < browser.find_element(By.CLASS_NAME, "tiles").location["y"] < 600
     videos = browser.find_elements(By.TAG_NAME, "video")
     assert len(videos) == 3
     for video in videos:

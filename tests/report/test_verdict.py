@@ -101,6 +101,7 @@ def test_positions_on_one_page_share_the_chance_to_be_wrong() -> None:
     for number, word in ((1, "better than"), (10, "cannot tell")):
         shown = point_verdicts(SweepResult({}, Path("nowhere"), first, [point] * number, {}))
         assert all(word in each for each in shown)
+        assert ["no certain difference (47" in each for each in shown] == [number == 10] * number
 
 
 def test_chance_is_students() -> None:

@@ -17,7 +17,7 @@ from repolicy.readers.pickles import DAMAGE_ERRORS, open_zip, read_zip_entry
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report import charts, page
 from repolicy.report.learning_curves import CURVES, CURVES_NOTE, Curve, limit_curves
-from repolicy.report.pieces import by_action, prior_pairs, reward_table
+from repolicy.report.pieces import by_action, prior_pairs, reward_table, reward_tiles
 from repolicy.report.verdict import Pair, basis, verdict
 
 HOST_CURVES = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))
@@ -92,6 +92,7 @@ def _sections(file: Path, stored: dict[str, Any]) -> tuple[str, list[str], list[
         parts += [
             page.verdict(sentences, basis([after for _, after in pairs], has_same_starts=False)),
             page.words(),
+            page.tiles(reward_tiles(mean)),
             page.section("What it earns", page.table(*reward_table(by_action(mean, sampled)))),
         ]
     parts.append(page.section("While it learned", charts.chart_grid(_draw_curves(stored["curves"])), note=CURVES_NOTE))

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from repolicy.files import write_bytes
 from repolicy.text import capitalize
@@ -50,6 +50,27 @@ def verdict(sentences: Sequence[str], basis: str, hint: str = "") -> str:
     if hint:
         lines.append(f'<p class="complaint">To try next: {escape(hint)}.</p>')
     return "\n".join(lines)
+
+
+class Tile(NamedTuple):
+    """A large number with its name, its change from the prior and its unit."""
+
+    name: str
+    value: str
+    change: str
+    standing: str  # better, worse or empty; selects the color of the change
+    unit: str
+
+
+def tiles(entries: Sequence[Tile]) -> str:
+    cells = [
+        f'<div class="tile"><span class="what">{escape(tile.name)}</span>'
+        f'<span class="number">{escape(tile.value)}</span>'
+        f'<span class="change {tile.standing}">{escape(tile.change)}</span>'
+        f'<span class="beside">{escape(tile.unit)}</span></div>'
+        for tile in entries
+    ]
+    return f'<div class="tiles">{"".join(cells)}</div>'
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()) -> str:

@@ -1,17 +1,22 @@
-"""Pieces that the pages of runs, hosts, dials and sweeps share: tables and films of evaluations."""
+"""Pieces that the pages of runs, hosts, dials and sweeps share: tables, tiles and films of evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from repolicy.differences import Difference
 from repolicy.envs import parse_env_name
 from repolicy.errors import RepolicyError
-from repolicy.evaluation import ACTIONS, Evaluation
+from repolicy.evaluation import ACTIONS, Evaluation, differences
+from repolicy.report import page
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.verdict import Pair
-from repolicy.text import Say
+from repolicy.text import Say, format_number
 
 FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
+
+UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
+REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
@@ -30,6 +35,37 @@ def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[li
         rows.append([agent, *(each[name].describe(sizes[name]) if name in each else "–" for name in titles)])
     has_std = any(len(each.basic) > 1 for each in evaluations.values())
     return ["mean ± std" if has_std else "one episode", *titles.values()], rows
+
+
+def reward_tiles(evaluations: dict[str, Evaluation], among: int = 1) -> list[page.Tile]:
+    """Return the few numbers that a reader looks for first, each with its change from the prior (see `verdict`)."""
+    *_, after = evaluations.values()
+    changes = differences(evaluations["prior"], after, comparisons=2 * among) if "prior" in evaluations else {}
+    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
+    return [
+        page.Tile(
+            column.title, format_number(column.mean), *_tile_change(name, changes.get(name)),
+            f"{UNITS.get(name, 'an episode')}, {ACTIONS[after.action]}",
+        )
+        for name, column in after.columns.items() if name in wanted
+    ]  # fmt: skip
+
+
+def _tile_change(name: str, change: Difference | None) -> tuple[str, str]:
+    """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
+    if change is None:
+        return "", ""
+    before = f"prior {format_number(change.before)}"
+    if not change.is_significant:
+        return f"no certain difference ({change}); {before}", ""
+    higher = change.value > 0
+    words = "higher" if higher else "lower"
+    standing = ""
+    if name in REWARDS:
+        words = standing = "better" if higher else "worse"
+    if name == "log_prior_a_step":
+        words += " (more like the prior)" if higher else " (less like the prior)"
+    return f"{'▲' if higher else '▼'} {change.unsigned} {words}; {before}", standing
 
 
 def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:

@@ -19,7 +19,7 @@ from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, find_policy, read_policy, restore_decoder, shipped_names
 from repolicy.report import dial_page, page
 from repolicy.report.learning_curves import learning_section
-from repolicy.report.pieces import by_action, deciding_first, films_for_page, prior_pairs, reward_table
+from repolicy.report.pieces import by_action, deciding_first, films_for_page, prior_pairs, reward_table, reward_tiles
 from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import Pair, advice, basis, early_ends, name_of_prior, verdict
 from repolicy.runs import Request, Result, RunFolder, command_options, command_words, format_table, recipe
@@ -133,6 +133,7 @@ def _sections(
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
     objective = {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
     return [
+        page.tiles(reward_tiles(judged)),
         page.section(
             "How it moves", films, note="In real time, with the mean action; what an episode earns is its total reward."
         ),

@@ -10,7 +10,7 @@ from repolicy.evaluation import ACTIONS, Evaluation
 from repolicy.many.tradeoff import Point, SweepResult
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.pieces import by_action, films_for_page, prior_pairs, reward_table
+from repolicy.report.pieces import by_action, deciding_first, films_for_page, prior_pairs, reward_table, reward_tiles
 from repolicy.report.verdict import basis, verdict
 from repolicy.text import Say, capitalize, format_count, format_number
 
@@ -65,13 +65,14 @@ def at_stop(index: int, content: str) -> str:
 
 
 def point_verdicts(swept: SweepResult) -> list[str]:
-    """Return the verdict on each point."""
+    """Return the verdict on each point, with its numbers beside the prior's."""
     contents, among = [], len(swept.points)
     for index, point in enumerate(swept.points):
-        pairs = prior_pairs(*_beside_prior(swept, point, "customized"))
+        kinds = _beside_prior(swept, point, "customized")
+        pairs = prior_pairs(*kinds)
         first, *rest = verdict(pairs, among=among)
         sentences = page.verdict([f"at {swept.name(point)}: {first}", *rest], basis([each for _, each in pairs]))
-        contents.append(at_stop(index, sentences))
+        contents.append(at_stop(index, sentences + page.tiles(reward_tiles(deciding_first(*kinds)[0], among))))
     return contents
 
 
