@@ -5,6 +5,7 @@ Only `load_object` imports code that a user names. For names found in files, `ad
 
 import ast
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,11 @@ from repolicy.text import suggest
 PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
 SESSION = "session"  # `session:name` is a function that exists only in this process
 _session: dict[str, Any] = {}  # these functions, by name
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment variables of a child process that is to import what this process can."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:

@@ -14,7 +14,17 @@ import pytest
 from processes import is_gone, until
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.many.pool import MAX_ATTEMPTS, Job, LocalProcess, _stop_jobs, check_ray_address, connect_to_ray, run_jobs
+from repolicy.loading import child_environment
+from repolicy.many.pool import (
+    MAX_ATTEMPTS,
+    Job,
+    LocalProcess,
+    _run_in_ray,
+    _stop_jobs,
+    check_ray_address,
+    connect_to_ray,
+    run_jobs,
+)
 
 
 class Pretended:
@@ -82,6 +92,17 @@ def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
     run_jobs([job], LocalProcess, 1, on_end=lambda job, error: found.append(error), pause=0.01)
     assert found == [""]
     assert (tmp_path / "begun").exists()
+
+
+def test_a_job_imports_what_its_pool_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(tmp_path, "elsewhere").mkdir()
+    Path(tmp_path, "elsewhere", "only_of_a_notebook.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    job = Job("imports", (sys.executable, "-P", "-c", "import only_of_a_notebook"), tmp_path / "log")
+    found: list[str] = []
+    run_jobs([job], LocalProcess, 1, on_end=lambda job, error: found.append(error), pause=0.01)
+    assert found == [""]
+    assert _run_in_ray(job.program, str(job.log), str(tmp_path), child_environment()["PYTHONPATH"]) == 0
 
 
 POOL = """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.errors import RepolicyError, UsageError, first_line
-from repolicy.loading import PYTHON
+from repolicy.loading import PYTHON, child_environment
 from repolicy.runs import terminated_as_interrupted
 
 MAX_ATTEMPTS = 3
@@ -120,7 +120,7 @@ class LocalProcess:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with open(job.log, "wb") as file:
             program = bound_to_this_process(job.program)
-            self._process = subprocess.Popen(program, stdout=file, process_group=0, **STREAMS)
+            self._process = subprocess.Popen(program, stdout=file, env=child_environment(), process_group=0, **STREAMS)
 
     def poll(self) -> int | None:
         """Return the exit code, negative if a signal killed the process, or None while it runs."""
@@ -162,11 +162,11 @@ def connect_to_ray(address: str | None = None) -> StartJob:
         where = f" at {address}" if address else ""
         raise RepolicyError(f"Ray could not be started{where}: {first_line(error)}") from None
     task = ray.remote(num_cpus=1, max_retries=0)(_run_in_ray)
-    folder = os.getcwd()
+    folder, path = os.getcwd(), child_environment()["PYTHONPATH"]
 
     class RayJob:
         def __init__(self, job: Job) -> None:
-            self._reference = task.remote(job.program, str(job.log.resolve()), folder)
+            self._reference = task.remote(job.program, str(job.log.resolve()), folder, path)
 
         def poll(self) -> int | None:
             done, _ = ray.wait([self._reference], timeout=0)
@@ -188,11 +188,18 @@ def connect_to_ray(address: str | None = None) -> StartJob:
     return RayJob
 
 
-def _run_in_ray(program: Sequence[str], log: str, folder: str) -> int:
-    """Run one job as a Ray task in this folder, and return its exit code."""
+def _run_in_ray(program: Sequence[str], log: str, folder: str, path: str) -> int:
+    """Run one job as a Ray task in this folder, with this PYTHONPATH, and return its exit code."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
-        process = subprocess.run(bound_to_this_process(program), stdout=file, cwd=folder, check=False, **STREAMS)
+        process = subprocess.run(
+            bound_to_this_process(program),
+            stdout=file,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path},
+            check=False,
+            **STREAMS,
+        )
     return process.returncode
 
 

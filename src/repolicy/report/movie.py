@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repolicy.envs import env_maker, envpool_names, parse_env_name
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import PYTHON
+from repolicy.loading import PYTHON, child_environment
 from repolicy.priors import find_policy, is_plan
 from repolicy.text import Say, format_count
 
@@ -112,7 +112,7 @@ def libraries() -> tuple[str, ...]:
 
 def _render_in_process(folder: str, library: str, say: Say) -> tuple[int, str]:
     """Run `filming.main` in a process with this graphics library, and return its exit code and last line on stderr."""
-    environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
+    environment = child_environment() | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.filming import main; main()", folder]
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import RepolicyError, UsageError, first_line
-from repolicy.loading import PYTHON
+from repolicy.loading import PYTHON, child_environment
 from repolicy.runs.machine import shares_memory
 
 CAPACITY = 1 << 20  # bytes of a rank's slot; a larger tensor is summed in pieces
@@ -203,7 +203,7 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they import what we can
+                    env=child_environment(),
                     process_group=0,  # Ctrl-C is for the first rank, which tells the others
                 )
                 children.append(child)
