@@ -240,6 +240,7 @@ YAML = "  class_name: MLPModel\n  activation: relu\n  distribution_cfg:\n    cla
 def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """rsl_rl 5's have the same tensors; Isaac Lab writes the kind beside them."""
     model, _ = seen_by_rsl_rl(observations(5), kind)
+    model.mlp[-2].bias.data[-1] = -0.1
     (tmp_path / "checkpoints").mkdir()
     whole = tmp_path / "checkpoints" / "model_1.pt"
     saved(whole, {"actor_state_dict": model.state_dict(), "critic_state_dict": {}, "iter": 1})

@@ -117,12 +117,17 @@ def _std(
     if headless or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     means, raw = actor.split_output()
-    std_type = agent.get("std_type", agent.get("noise_std_type"))
-    if not std_type:  # a std itself begins at biases above 0, a log-std of 0 at log(1 + 1e-7)
-        std_type = "scalar" if np.all(raw.bias > 1e-3) else "log"
+    std_type = agent.get("std_type", agent.get("noise_std_type", "scalar" if agent else ""))
+    if not std_type and np.all(raw.bias > 1e-3):  # a std itself begins there, but a log-std may, too
+        remedy = (
+            "say it by params/agent.yaml, such as by a line std_type: scalar, or by --layout with halves=yes for log"
+        )
+        raise CannotCopyError(f"nothing tells whether the second half of its last layer are stds or log-stds: {remedy}")
+    if not std_type:
+        std_type = "log"
         context.notes.append(
-            f"by its biases, the second half of the last layer is taken for a std_type of {std_type}: "
-            "params/agent.yaml would say it, and --layout with halves=yes takes it for log"
+            "by its biases, the second half of the last layer is taken for a std_type of log: params/agent.yaml would "
+            "say it"
         )
     link = "exp" if std_type == "log" else "identity"
     if not agent:
