@@ -139,7 +139,6 @@ ROOMS = [
     Mutant("envs/names.py", "json.loads(LITERALS.get(value, value))", "json.loads(value)", "tests/envs/test_env_names.py", "an option of False is taken for true"),
     Mutant("learning/multipliers.py", "+ 2.0 * error:", "+ 0.0 * error:", LIMITS, "a limit that chance broke is called broken"),
     Mutant("learning/worker.py", "reward.total - sum(reward[:3]) - reward.states", "reward.total - sum(reward[:3])", LIMITS, "what states cost is logged as what limits cost"),
-    Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
     Mutant("learning/worker.py", "total=parts.total - price", "total=parts.total + price", LIMITS, "a reward that grows by what limits cost"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
     Mutant("addons/limits.py", "other.excess(one.bound) > 0", "False", LIMITS, "limits that exclude each other"),

@@ -126,7 +126,7 @@ def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str
     recorded(Path("d.npz"), 500)
     env = tiny("LinearQuadratic")
     made = answered(capsys, "imitate", "d.npz", "--env", env, "--hidden", "8", "--out", "prior.safetensors")
-    assert made["return"]["mean"] < 0.0
+    assert made["summary"]["basic_reward"]["mean"] < 0.0
     assert read_policy(Path(made["file"])).card["request"] == {"env": env}
     wanted = ["--addon", tiny("stay_near"), "--omega", "0.3", "--alpha", "0.1", "--trust", "--no-report", *SMALL]
     assert answered(capsys, "customize", made["file"], *wanted, "--out", "run")["finished"]

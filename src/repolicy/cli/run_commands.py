@@ -202,8 +202,8 @@ class Imitate(Command):
             )  # fmt: skip
         command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
         terminal.say(f"its file: {result.file}; go on with {command}")
-        returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
-        return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
+        summary = {} if result.evaluation is None else result.evaluation.as_dict()["summary"]
+        return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | {"summary": summary}
 
     def _default_out(self, ending: str) -> Path:
         """Return a path by the name of the data: of a Minari dataset the whole, as in `door/human-v2`."""

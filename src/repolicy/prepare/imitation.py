@@ -5,11 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.differences import Column
 from repolicy.envs import match_observation, probe_env
 from repolicy.errors import UsageError
 from repolicy.evaluation import Evaluation, evaluate
@@ -19,7 +17,7 @@ from repolicy.prepare.cloning import initialize_from_samples
 from repolicy.priors import SMALL_STD, FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
-from repolicy.text import Say, format_digits, with_minus
+from repolicy.text import Say, with_minus
 
 TRIAL_EPISODES = 10
 IMITATION = "imitation"  # `which` in the card of the file
@@ -33,7 +31,7 @@ class Imitation:
     policy: Policy
     fit_result: FitResult
     env: str
-    returns: tuple[float, float] | None  # mean and std with the mean action; None without an environment or its reward
+    evaluation: Evaluation | None  # of a few episodes with the mean action, where the environment is known
 
 
 def imitate(
@@ -84,15 +82,14 @@ def imitate(
         say(f"{problem}, so customizing from here needs a small omega")
 
     card = {"which": IMITATION, "versions": versions(), "imitation": asdict(result)}
-    returns = None
     if env is not None:
         card["request"] = {"env": env}
-        returns = return_mean_and_std(evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000))
-        if returns is not None:
-            mean_and_std = f"{format_digits(returns[0], 4)} ± {format_digits(returns[1], 2)}"
-            say(f"it earns {mean_and_std} in {env} (mean ± std of {TRIAL_EPISODES} episodes with the mean action)")
     save_policy(out, policy, card)
-    return Imitation(Path(out), policy, result, env or "", returns)
+    evaluation = None
+    if env is not None:
+        evaluation = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
+        say(repr(evaluation))
+    return Imitation(Path(out), policy, result, env or "", evaluation)
 
 
 def action_space_for(data: Demonstrations, env: str | None) -> ActionSpace:
@@ -140,11 +137,3 @@ def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], s
     if state_std:
         raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
     return PolicySpec(size, actions, "categorical", hidden, "elu")
-
-
-def return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
-    """Return the mean and the std of the basic return, or None where the environment gives no reward."""
-    if not np.isfinite(evaluation.basic).all():
-        return None
-    returns = Column("", evaluation.basic)
-    return returns.mean, returns.std
