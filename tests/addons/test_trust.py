@@ -185,7 +185,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
     with ranks.launch_ranks(2, ["import json, numpy"]):
         pass
     assert not Path("owned").exists()
-    for start in (lambda: about.renderer(), lambda: film._render_in_process("", "egl")):
+    for start in (lambda: about.renderer(), lambda: film._render_in_process("", "egl", print)):
         with mock.patch("subprocess.Popen", side_effect=OSError) as started, suppress(OSError):
             start()
         assert tuple(started.call_args[0][0][:2]) == PYTHON

@@ -24,6 +24,17 @@ def test_without_mujoco_its_robots_name_the_extra_that_brings_it(monkeypatch: py
     make_envs("CartPole-v1", 1, 0, "gymnasium").close()
 
 
+def test_an_environment_may_step_into_its_assets_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("assets").mkdir()
+    code = "import os, gymnasium\ndef make():\n    os.chdir('assets')\n    return gymnasium.make('CartPole-v1')\n"
+    Path("mine.py").write_text(code)
+    for _ in range(2):
+        make_envs("mine.py:make", 2, 0).close()
+        names.make_one_env("mine.py:make").close()
+    assert Path.cwd() == tmp_path
+
+
 @pytest.mark.parametrize(
     ("name", "backend", "message"),
     [

@@ -97,7 +97,7 @@ def test_a_film_imports_what_its_caller_can(tmp_path: Path, monkeypatch: pytest.
     Path(tmp_path, "only_of_a_notebook.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(movie, "PYTHON", (sys.executable, "-P", "-c", "import only_of_a_notebook"))
-    assert movie._render_in_process("", "egl") == (0, "")
+    assert movie._render_in_process("", "egl", print) == (0, "")
 
 
 def test_a_missing_package_is_told_before_a_picture_is_drawn(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:

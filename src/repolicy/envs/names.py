@@ -1,5 +1,6 @@
 """Names of environments: an id of EnvPool or Gymnasium, or the user's own code, with options behind a `?`."""
 
+import contextlib
 import json
 import sys
 import warnings
@@ -217,7 +218,13 @@ def _made_by(function: Callable[..., Any], name: str, **options: Any) -> Any:
 def env_maker(name: str) -> Make:
     """Return a function that makes one Gymnasium environment; it takes further options of the constructor."""
     make, at_reset = _constructor(name), parse_env_name(name).reset_options
-    return (lambda **options: ResetWith(make(**options), at_reset)) if at_reset else make
+
+    def make_one(**options: Any) -> gymnasium.Env[Any, Any]:
+        with contextlib.chdir("."):  # returns from where a simulator steps, to its assets: our paths may be relative
+            env = make(**options)
+        return ResetWith(env, at_reset) if at_reset else env
+
+    return make_one
 
 
 def make_one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
