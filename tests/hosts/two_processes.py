@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import torch
 from runner_envs import OURS, Drift, settings
+from small import small_policy
 
 from repolicy.hosts.rsl_rl import ResidualPPO
 
@@ -21,7 +22,9 @@ def main(rank: int, meeting: str) -> str:
     torch.set_num_threads(1)
     place = {"init_method": f"file://{meeting}", "timeout": timedelta(minutes=2)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2, **place)
-    config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.2, "kl_budget": 0.5, "prior": Push()})
+    torch.manual_seed(0)  # one prior for both
+    measured = {"prior": small_policy(hidden=(16, 16)), "addon": "addon", "keep": 0.9}  # by the first rank alone
+    config = settings(algorithm={"class_name": OURS, "critic_warmup": 1} | measured)
     config["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
     env = Drift(seed=rank)
     torch.manual_seed(rank)

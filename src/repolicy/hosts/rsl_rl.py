@@ -193,7 +193,7 @@ class ResidualPPO(PPO):
             losses = super().update()
             self.schedule = schedule
         if self.adapts and not critic_only:
-            self.method.update_kl_sums = self._update_kl_sums()
+            self.method.update_kl_sums = self._update_kl_sums
             planned = self.num_learning_epochs * self.num_mini_batches  # rsl_rl has divided the sums by this
             losses = {name: loss * planned / self._minibatches_done for name, loss in losses.items()}
         self._iterations_left -= 1
@@ -207,7 +207,7 @@ class ResidualPPO(PPO):
             group["lr"] = learning_rate
 
     @torch.no_grad()
-    def _update_kl_sums(self) -> Tensor:
+    def _measure_update_kl(self) -> Tensor:
         """Return the KL by which the update moved the actor, summed over some states, and the number of states."""
         st, actor = self.storage, self.get_policy()
         some = slice(None, None, max(1, st.num_envs * st.num_transitions_per_env // priors.SCORE_BATCH))
@@ -227,7 +227,8 @@ class ResidualPPO(PPO):
             with torch.no_grad():
                 total, states = self._kl_sums(batch.old_distribution_params).tolist()
             if total > TARGET_RATIO * self.method.desired_kl * states:
-                return
+                break
+        self._update_kl_sums = self._measure_update_kl()  # here, as rsl_rl then updates its statistics of observations
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with the method's state, the prior and its name added."""
