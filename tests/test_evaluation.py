@@ -235,9 +235,10 @@ def test_an_evaluation_has_the_same_bits_whatever_the_number_of_threads() -> Non
 def test_an_evaluation_shows_a_line_a_quantity() -> None:
     shown = repr(evaluate(policy(1), tiny("LinearQuadratic"), 3)).splitlines()
     assert shown[0].startswith("3 episodes with the mean action in ")
-    assert [line.split()[0] for line in shown[1:]] == ["basic", "length", "ended"]
-    assert shown[-1].split() == ["ended", "early", "0"]
-    assert repr(evaluate(policy(), tiny("Counter"), 3)).split()[-1] == "3"
+    assert [line.split()[0] for line in shown[1:]] == ["basic", "length,", "ended"]
+    assert shown[-2].startswith("  length, steps ")
+    assert shown[-1] == "  ended early            0 of 3 episodes"
+    assert repr(evaluate(policy(), tiny("Counter"), 3)).endswith("3 of 3 episodes")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Evaluation:
             "metric": (self.metric_name, self.metric),
             "addon_reward": ("add-on reward", self.addon),
             **{f"addon_reward_{name}": (f"of it {name}", values) for name, values in self.wishes.items()},
-            "length": ("length" if decoder is None else "decisions", self.lengths),
+            "length": ("length, steps" if decoder is None else "decisions", self.lengths),
         }
         known = {name: Column(title, values) for name, (title, values) in sums.items() if values is not None}
         steps = self.lengths if self.inner is None else self.inner
@@ -122,12 +122,12 @@ class Evaluation:
         if self.log_prior is None:
             return known
         step = "step" if decoder is None else "decision"
-        known["log_prior_a_step"] = Column(f"log prior a {step}", self.log_prior / self.lengths, self.lengths)
+        known["log_prior_a_step"] = Column(f"log prior a {step}, nats", self.log_prior / self.lengths, self.lengths)
         if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
             kl = self.log_policy - self.log_prior
-            known["kl_a_step"] = Column(f"KL a {step}", kl / self.lengths, self.lengths)
+            known["kl_a_step"] = Column(f"KL a {step}, nats", kl / self.lengths, self.lengths)
             if decoder is not None:
-                known["kl_an_episode"] = Column("KL an episode", kl)
+                known["kl_an_episode"] = Column("KL an episode, nats", kl)
         return known
 
     @property
@@ -139,9 +139,11 @@ class Evaluation:
     def __repr__(self) -> str:
         episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
         lines = [f"{episodes} in {self.env} ({self.backend}){', mean ± std' * (len(self.basic) > 1)}:"]
-        lines += [f"  {each.title:20s} {each.describe()}" for each in self.columns.values()]
-        ended = [] if self.terminated is None else [f"  {'ended early':20s} {self.terminated.sum()}"]
-        return "\n".join(lines + ended)
+        lines += [f"  {each.title:22s} {each.describe()}" for each in self.columns.values()]
+        if self.terminated is not None:
+            ended = f"{self.terminated.sum()} of {format_count(len(self.terminated), 'episode')}"
+            lines.append(f"  {'ended early':22s} {ended}")
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         return {

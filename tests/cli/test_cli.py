@@ -251,7 +251,7 @@ def test_a_table_of_numbers_is_whole_in_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     headings = ["ω′", "basic reward", "kept", "mean |θ|", "add-on reward", "gained", "of quiet"]
-    headings += ["log prior a step", "KL a step"]
+    headings += ["log prior a step, nats", "KL a step, nats"]
     row = ["0.17 (knee)", "−1,949,111", "100%", "0.390", "−11,566,829", "−9,617,718", "−120.4", "−16.746", "10.632"]
     Terminal().numbers("", headings, [row])
     lines = capsys.readouterr().err.splitlines()

@@ -81,11 +81,11 @@ def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
 
 def test_early_ends_decide_nothing_and_their_bound_is_one() -> None:
     none, some = np.zeros(200, bool), np.arange(200) % 4 == 0
-    row = compare_quantity("ended_early", none, some, None, 0.05)
+    row = compare_quantity("ended_early_share", none, some, None, 0.05)
     assert row.verdict is None
     assert 0.0 < row.low < 0.25 < row.high
     assert row.cells[:5] == ["ended early", "–", "0.0%", "25.0%", "+25.0%"]
-    row = compare_quantity("ended_early", none, none, None, 0.05)
+    row = compare_quantity("ended_early_share", none, none, None, 0.05)
     assert 0.0 < row.high == -row.low < 0.05
     assert row.cells[4] == "+0.0%"
 
@@ -126,7 +126,7 @@ def test_one_policy_is_better_than_the_other(old: MeanPrior, new: MeanPrior, ver
     assert seen == [EPISODES_PER_ROUND * (round + 1) for round in range(found.rounds)]
     assert found.episodes == seen[-1] < 200
     rows = {row.name: row for row in found.rows["mean"]}
-    assert [*rows] == [row.name for row in found.rows["sampled"]] == ["basic_reward", "length", "ended_early"]
+    assert [*rows] == [row.name for row in found.rows["sampled"]] == ["basic_reward", "length", "ended_early_share"]
     assert rows["length"].old == rows["length"].new == 8.0
 
 
@@ -174,11 +174,11 @@ def test_every_episode_has_a_start_of_its_own() -> None:
 def test_wishes_decide_too() -> None:
     found = compare(GOOD, BAD, QUADRATIC, "1e9", addon=[stay_near, constant], episodes=50)
     rows = {row.name: row for row in found.rows["mean"]}
-    assert [row.title for row in found.deciding_rows] == ["return", "stay_near"]  # the other wish is 0 always
+    assert [row.title for row in found.deciding_rows] == ["basic reward", "stay_near"]  # the other wish is 0 always
     assert len(rows) == 5
     told = [replace(row, verdict="worse" if row.name == "basic_reward" else "better") for row in rows.values()]
     around = VariedComparison([Place({}, replace(found, rows={"mean": told}))])
-    assert around.sentences[0] == "worse, with the mean action, by return; the margin is 1e+09"
+    assert around.sentences[0] == "worse, with the mean action, by basic reward; the margin is 1e+09"
     assert not [cell for row in around.tables[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
 
 
@@ -189,7 +189,7 @@ def test_the_wishes_of_both_files_decide_and_a_shared_one_weighs_as_in_the_new_f
     for files, weight in (((old, new), 3.0), ((new, old), 2.0)):
         found = compare(*files, episodes=5, trust=True)
         rows = {row.title: row for row in found.deciding_rows}
-        assert {*rows} == {"return", "stay_near", "first"}
+        assert {*rows} == {"basic reward", "stay_near", "first"}
         alone = compare(*files, addon=f"{near}={weight}", episodes=5, trust=True).deciding_rows[1]
         assert rows["stay_near"].old == alone.old
 
@@ -202,7 +202,7 @@ def test_the_limits_of_the_new_file_are_shown_and_decide_nothing(tmp_path: Path)
         found = compare(*files, episodes=5, trust=True)
         row = {row.title: row for row in found.rows["mean"]}[title]
         assert row.old == evaluate(old, episodes=5, trust=True).limits["first<=-9"].mean()
-        assert [row.title for row in found.deciding_rows] == ["return"]
+        assert [row.title for row in found.deciding_rows] == ["basic reward"]
     named = compare(*files, addon=(), episodes=5, trust=True)  # as in `evaluate`, a named wish leaves the limits out
     assert title not in {row.title for row in named.rows["mean"]}
 
@@ -217,14 +217,16 @@ def test_without_a_reward_a_wish_decides_alone() -> None:
 
 
 def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone() -> None:
-    with pytest.raises(NumericError, match="the return is not finite in .* of the old policy's 25 episodes and .*new"):
+    with pytest.raises(
+        NumericError, match="the basic reward is not finite in .* of the old policy's 25 episodes and .*new"
+    ):
         compare(GOOD, BAD, tiny("SometimesWithoutReward"), addon=stay_near)
 
 
 def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
     row = replace(judge(np.zeros(400), np.zeros(400)), low=-0.1)
     found = Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": [row]}).sentences()[-1]
-    assert found == "return has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+    assert found == "basic reward has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
 
 
 @pytest.mark.parametrize("margin", ["5%", 0.1])
@@ -235,7 +237,7 @@ def test_a_reward_that_is_always_0_decides_nothing_beside_another(margin: str | 
     assert next(row.cells[1] for row in found.rows["mean"] if row.name == "addon_reward") == "–"
     alone = compare(GOOD, GOOD, tiny("WithoutReward"), margin, addon=constant, episodes=50)
     assert alone.verdict == "cannot tell"
-    assert "add-on is 0 in every episode, and nothing else decides" in alone.sentences()[-1]
+    assert "add-on reward is 0 in every episode, and nothing else decides" in alone.sentences()[-1]
 
 
 OTHERS = count()
@@ -262,7 +264,7 @@ def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys
     found, out, said = typed(capsys, "compare", path, path, "--trust", "--json", "--episodes", "50", *words)
     values = json.loads(out)
     assert found == code == (0 if values["verdict"] == "not worse" else 3)
-    assert said.startswith(f"{values['verdict']}, with the mean action, by return; the margin is ")
+    assert said.startswith(f"{values['verdict']}, with the mean action, by basic reward; the margin is ")
     assert values["rows"]["mean"]["basic_reward"]["verdict"] == values["verdict"]
     assert said == f"{compare(path, path, not_worse=words[1], episodes=50, trust=True)}\n"
 

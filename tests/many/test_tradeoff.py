@@ -137,7 +137,7 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
     swept = SweepResult({}, Path("nowhere"), points[0], points[1:], {})
     assert swept.cost_name == "kl_a_step"
     assert swept.knee == 0
-    assert swept.table()[0][-2:] == ["log prior a step", "KL a step"]
+    assert swept.table()[0][-2:] == ["log prior a step, nats", "KL a step, nats"]
 
 
 def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
@@ -145,7 +145,7 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
     made = dataclasses.replace(evaluation(ones, ones), env="X?decoder=d.pt&noise=8&chunk=4", log_prior=-ones)
     point = Point(np.inf, Path("nowhere"), made, dataclasses.replace(made, deterministic=False, log_policy=ones))
     swept = SweepResult({}, Path("nowhere"), point, [point], {})
-    assert swept.table()[0][-2:] == ["log prior a decision", "KL a decision"]
+    assert swept.table()[0][-2:] == ["log prior a decision, nats", "KL a decision, nats"]
 
 
 def test_a_table_shows_what_episodes_vary_by() -> None:

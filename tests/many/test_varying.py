@@ -73,7 +73,10 @@ def test_a_place_shows_what_is_worst_there_and_not_a_larger_loss_that_may_be_cha
         for one, other, rows in ((0.0, 0.0, [worse, chance]), (0.0, 1.0, [none]))
     ]
     around = VariedComparison(places)
-    assert [row[1:4] for row in around.table[1]] == [["worse", "return", "100.0"], ["better", "return", "0.00"]]
+    assert [row[1:4] for row in around.table[1]] == [
+        ["worse", "basic reward", "100.0"],
+        ["better", "basic reward", "0.00"],
+    ]
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
     assert "worse, −8.0%" in page
     assert "better, +3.00" in page  # of a mean of 0 there is no share

@@ -364,7 +364,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, with the mean action"),
         "mean z": ("▼ 0.100 ± 0.00 lower; prior 0.30", "", "mean of an episode, with the mean action"),
         "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, with the mean action"),
-        "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, with the mean action"),
+        "log prior a step, nats": (NO_CHANGE, "", "mean over all steps, with the mean action"),
     }
     assert pieces.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""
 

@@ -279,7 +279,7 @@ def compare_with_prior(method: Method, envs: HostEnvs, policy: Any) -> str:
     for before, after in (records[:2], records[2:]):
         pairs.append((to_evaluation(before), to_evaluation(after)))
         for name, found in zip(names, pairs[-1], strict=True):
-            numbers = ", ".join(f"{column.title} {column.describe()}" for column in found.columns.values())
+            numbers = "; ".join(f"{column.title} {column.describe()}" for column in found.columns.values())
             lines.append(f"{name} {ACTIONS[found.action]}: {numbers}")
     envs.reset()
     method.reset_episodes()

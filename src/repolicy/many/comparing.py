@@ -53,7 +53,12 @@ from repolicy.runs import format_table
 from repolicy.text import format_count, format_number, with_minus
 
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
-TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
+TITLES = {
+    "basic_reward": "basic reward",
+    "addon_reward": "add-on reward",
+    "length": "length, steps",
+    "ended_early_share": "ended early",
+}
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
 Table = tuple[list[str], list[list[str]]]
 # Reported, but they decide nothing: an early end may be a success, and a limit is often met by a hair.
@@ -85,7 +90,7 @@ class QuantityComparison:
     def cells(self) -> list[str]:
         """The row of this quantity in the table."""
         means, changes = (self.old, self.new), (self.new - self.old, self.low, self.high)
-        if self.name == "ended_early":
+        if self.name == "ended_early_share":
             old, new = (f"{share:.1%}" for share in means)
             difference, low, high = (with_minus(f"{change:+z.1%}") for change in changes)
         else:
@@ -190,7 +195,7 @@ def compare_quantity(
     all, so each has the whole error.
     """
     old, new = old.astype(float), new.astype(float)
-    losses = np.ones_like(old) if name == "ended_early" else bets.loss_bounds(old, new)
+    losses = np.ones_like(old) if name == "ended_early_share" else bets.loss_bounds(old, new)
     gain = new - old
     verdict: Verdict | None = None
     equal_episodes = 0
@@ -236,7 +241,7 @@ def compare(
         new: the policy that is to replace it.
         env: an id, or a function that makes one environment; by default the one that the files name.
         not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
-        addon: the wish that decides beside the return; by default those of both policies' files, whose limits are
+        addon: the wish that decides beside the basic reward; by default those of both policies' files, whose limits are
             shown, too. () is none.
         sampled: let sampled actions decide, not mean actions; for generative policies they always decide.
         error: the largest probability of each wrong verdict, except for losses that are rare and larger than all seen.
@@ -333,7 +338,7 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     if not wishes and evaluation.addon is not None:
         wishes = {"addon_reward": evaluation.addon}
     limits = {f"limit_{name}": values for name, values in evaluation.limits.items()}
-    informative = {"length": evaluation.lengths, "ended_early": evaluation.terminated}
+    informative = {"length": evaluation.lengths, "ended_early_share": evaluation.terminated}
     return {"basic_reward": evaluation.basic, **wishes, **limits, **informative}
 
 

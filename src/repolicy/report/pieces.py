@@ -15,7 +15,7 @@ from repolicy.text import Say, format_number
 FILM_SECONDS = 6.0
 FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
 
-UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
+UNITS = {"metric": "mean of an episode", "log_prior_a_step": "mean over all steps"}
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 

@@ -148,8 +148,8 @@ def tradeoff_chart(swept: SweepResult) -> str:
     ys = [end for y, bar in gains for end in (y - bar, y + bar)]
     axes = charts.Axes(xs, ys, 400, 300)
     action = ACTIONS[swept.prior.main_evaluation.action]
-    a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # "a step" or "a decision"
-    horizontal = f"basic reward {action}" if swept.has_basic_reward else f"KL to the prior, nats {a_step}, sampled"
+    a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # such as "a step, nats"
+    horizontal = f"basic reward {action}" if swept.has_basic_reward else f"KL to the prior {a_step}, sampled"
     content = axes.name_axes(horizontal, f"add-on reward {action}")
     axes.widen(0.08)
     content += axes.frame()
