@@ -77,7 +77,7 @@ def check_soft(policy: Any, described: PolicyDescription, obs: torch.Tensor, sde
 def with_statistics(folder: Path, file: str, seen: Any = None, **settings: Any) -> tuple[Any, Path, VecNormalize]:
     """A PPO that learned a little under VecNormalize, whose statistics lie in `file`."""
     inner = DummyVecEnv([lambda: Still(seen=seen)])
-    envs = VecNormalize(inner, clip_obs=2.5, epsilon=0.1, **settings)
+    envs = VecNormalize(inner, **{"clip_obs": 2.5, "epsilon": 0.1} | settings)
     policy = "MultiInputPolicy" if isinstance(seen, spaces.Dict) else "MlpPolicy"
     model = sb3.PPO(policy, envs, n_steps=8, batch_size=8, n_epochs=1, device="cpu", seed=0)
     model.learn(8)

@@ -232,6 +232,15 @@ def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> No
     assert describe(path, Options(vecnormalize="none")).normalizer is None
 
 
+def test_a_power_of_two_constants_is_one(tmp_path: Path) -> None:
+    nodes = [node("Pow", "var half", "std"), node("Div", "obs std", "a"), node("Gemm", "a w", "out")]
+    path = graph(tmp_path / "p.onnx", nodes, {"var": random(5) ** 2 + 0.1, "half": np.array(0.5), "w": random(5, 2)})
+    assert_equal(mean(describe(path), obs := observations(5)), run(path, obs))
+    powers = graph(tmp_path / "q.onnx", [node("Pow", "obs two", "a"), *nodes[2:]], {"two": TWO, "w": random(5, 2)})
+    with pytest.raises(CannotCopyError, match="holds Pow in a form"):
+        describe(powers)
+
+
 def test_without_the_package_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
     monkeypatch.setitem(sys.modules, "onnx", None)

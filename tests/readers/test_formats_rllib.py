@@ -207,6 +207,15 @@ def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
         describe(bounded)
 
 
+def test_one_std_is_cut_before_it_is_taken_to_the_bounds(write: Any) -> None:
+    net, state = made(2, bound=0.2)
+    state |= {"pi.log_std": torch.tensor([0.1, -0.5])}
+    path, obs = write(state, Box(-3.0, 3.0, (2,)), free_log_std=True), observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(3.0 * net(obs), 3.0 * torch.tensor([0.1, -0.2]).exp())
+    assert_scored(describe(path), obs, dist)
+
+
 def record_scaling(folder: Path, scales: bool, monkeypatch: pytest.MonkeyPatch, clips: bool = False) -> None:
     """Write into a checkpoint's folder whether its actions are scaled, or only clipped."""
     pipeline = folder / ACTIONS_PIPELINE

@@ -14,6 +14,7 @@ from made_sb3 import SMALL, DummyVecEnv, Still, VecNormalize, check_soft, contri
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import read_policy
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -190,6 +191,27 @@ def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_pa
         split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
         groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
         assert_scored(described, obs, model.policy.get_distribution(groups))
+
+
+def test_of_a_dict_some_parts_may_be_normalized_where_nothing_is_clipped(tmp_path: Path) -> None:
+    seen = spaces.Dict({"a": spaces.Box(-9, 9, (3,)), "b": spaces.Box(-9, 9, (2,)), "c": spaces.Box(-9, 9, (1,))})
+    keys, file = {"norm_obs_keys": ["b"]}, "vecnormalize.pkl"
+    model, path, envs = with_statistics(tmp_path, file, seen, clip_obs=np.inf, **keys)
+    described, obs = describe(path), observations(6, 4.0)
+    assert described.notes == (f"observations are normalized by {file}",)
+    split = dict(zip("abc", (part.numpy() for part in obs.split([3, 2, 1], 1)), strict=True))
+    with torch.no_grad():
+        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
+        assert_scored(described, obs, model.policy.get_distribution(groups))
+    _, path, _ = with_statistics(tmp_path, file, seen, **keys)
+    with pytest.raises(UsageError, match="does not normalize a, c, and a copy would clip it to 2.5, too: export"):
+        describe(path)
+
+
+def test_switches_are_not_observed(tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path, seen=spaces.MultiBinary(5))
+    with pytest.raises(CannotCopyError, match="are a MultiBinary, and Repolicy takes a Box, or a Dict of such"):
+        describe(path)
 
 
 def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:

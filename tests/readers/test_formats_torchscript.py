@@ -32,6 +32,31 @@ class InPlace(nn.Module):
         return out
 
 
+class ByRsqrt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+        self.register_buffer("var", torch.rand(5) + 0.3)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs * torch.rsqrt(self.var + 1e-5))
+
+
+class ByPower(ByRsqrt):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs / (self.var + 1e-5) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", [ByRsqrt, ByPower])
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_standardizer_is_read_however_its_root_is_written(kind: Any, traced: bool, tmp_path: Path) -> None:
+    module, obs = kind().eval(), observations(5)
+    described = describe(script(tmp_path / "policy.pt", module, 5, traced))
+    with torch.no_grad():
+        assert_equal(mean(described, obs), module(obs))
+    assert described.normalizer is not None
+
+
 class Looping(InPlace):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         for _ in range(3):

@@ -14,7 +14,7 @@ from repolicy.files import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.description import CannotCopyError, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import canonical_activation, first_names, make_normalizer
+from repolicy.readers.perceptrons import canonical_activation, first_names, make_normalizer, observations_of
 from repolicy.readers.pickles import DAMAGE_ERRORS, ZIP_MAGIC, ObjectStub, read_pickle, real_array, short_repr
 from repolicy.readers.reading import Options
 
@@ -137,16 +137,14 @@ def read_statistics(path: Path, keys: tuple[str, ...] = (), limits: Limits = USU
             clip, epsilon = limits._replace(**own)
             if not (clip > 0.0 and epsilon >= 0.0):
                 raise ValueError(f"its clip is {clip:g} and its epsilon {epsilon:g}")
-            return make_normalizer(
-                arrays["mean"], np.sqrt(real_array(arrays["var"]) + epsilon), None if math.isinf(clip) else clip
-            )
+            return make_normalizer(arrays["mean"], np.sqrt(real_array(arrays["var"]) + epsilon), clip)
         return _parse_vecnormalize(read_pickle(content, str(path)), keys, path)
     except DAMAGE_ERRORS as error:  # here, as the caller would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
 
 
 def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normalizer | None:
-    """Return the statistics of the keys, concatenated. All keys must have some, as one without is not clipped."""
+    """Return the statistics of the keys, concatenated. With a clip all keys must have some, as one without has none."""
     if not isinstance(stub, ObjectStub) or ("obs_rms" not in stub.state and "norm_obs" not in stub.state):
         raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {short_repr(stub)}")
     if not stub.state.get("norm_obs", True):
@@ -160,14 +158,18 @@ def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normali
         raise UsageError(f"{path} normalizes a Dict ({names}), and the policy takes one row of numbers")
     available = statistics.keys() if normalized_keys is None else statistics.keys() & {*normalized_keys}
     missing = [key for key in keys if key not in available]
-    if missing:
-        raise UsageError(f"{path} does not normalize {', '.join(missing)}: export policy and statistics to ONNX as one")
-    states = [statistics[key].state for key in keys]
+    if missing and not math.isinf(clip):
+        problem = f"does not normalize {', '.join(missing)}, and a copy would clip it to {clip:g}, too"
+        raise UsageError(f"{path} {problem}: export policy and statistics to ONNX as one")
+    states = {key: statistics[key].state for key in keys if key in available}
+    sizes = dict(observations_of(stub.state["observation_space"])) if missing else {}
+    unchanged = {key: {"mean": np.zeros(sizes[key]), "var": np.full(sizes[key], 1.0 - epsilon)} for key in missing}
     mean, var = (
-        np.concatenate([real_array(state[part]).astype(np.float64).reshape(-1) for state in states])
+        np.concatenate([real_array((states | unchanged)[key][part]).astype(np.float64).reshape(-1) for key in keys])
         for part in ("mean", "var")
     )
-    return make_normalizer(mean, np.sqrt(var + epsilon), clip, float(states[0].get("count", 0.0)))
+    count = next((float(state.get("count", 0.0)) for state in states.values()), 0.0)
+    return make_normalizer(mean, np.sqrt(var + epsilon), clip, count)
 
 
 def find_statistics(policy: Path) -> Path | None:

@@ -238,8 +238,7 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
         raise UsageError(f"{layout.normalizer} has a std and no variance, so that epsilon has no place: leave it out")
     if mean is None or std is None:
         raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {first_names(statistics)}")
-    clip = None if math.isinf(layout.clip) else layout.clip
-    return make_normalizer(mean, std, clip, 0.0 if count is None else float(count.item()))
+    return make_normalizer(mean, std, layout.clip, 0.0 if count is None else float(count.item()))
 
 
 # Suggesting a layout --------------------------------------------------------------------------------------------------

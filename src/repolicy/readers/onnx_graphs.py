@@ -243,7 +243,7 @@ def _named(name: str) -> Callable[[list[Any], Attributes], Any]:
 CONSTANT_ATTRIBUTES = ("value", "value_float", "value_int")
 MAY_OMIT = ("Clip", "Gemm", "LayerNormalization", "Dropout", "Split")  # these are read with inputs left out
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")  # either input may depend on the observations
-SAME_AS_PYTORCH = ("Add", "Sub", "Mul", "Neg", "Sqrt", "Reciprocal", "Tanh", "Relu", "Sigmoid", "Erf", "MatMul")
+SAME_AS_PYTORCH = ("Add", "Sub", "Mul", "Neg", "Pow", "Sqrt", "Reciprocal", "Tanh", "Relu", "Sigmoid", "Erf", "MatMul")
 NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {
     **{name: _named(name.lower()) for name in SAME_AS_PYTORCH},
     "Div": _div,

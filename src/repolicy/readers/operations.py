@@ -203,6 +203,11 @@ def _matmul(args: Args, _: Kwargs) -> TracedValue | None:
     return None if weight is None or weight.ndim != 2 else _linear([args[0], weight.T], {})
 
 
+def _pow(args: Args, _: Kwargs) -> Array | None:
+    is_constant = not any(isinstance(value, TracedValue) for value in args)
+    return _fold_constants(np.power, _array(args[0]), _array(args[1])) if is_constant else None
+
+
 def _on_constant(fold: Callable[[Array], Array]) -> Operation:
     return lambda args, _: None if isinstance(args[0], TracedValue) else fold(_array(args[0]))
 
@@ -238,6 +243,8 @@ OPERATIONS: dict[str, Operation] = {
     "neg": lambda args, _: OPERATIONS["mul"]([args[0], -1.0], {}),
     "reciprocal": _on_constant(np.reciprocal),
     "sqrt": _on_constant(np.sqrt),
+    "rsqrt": _on_constant(lambda value: 1.0 / np.sqrt(value)),
+    "pow": _pow,
     "to": _cast,
     "contiguous": lambda args, _: args[0],
     "flatten": lambda args, _: args[0] if args[1:] in ([1], [1, -1]) else None,

@@ -132,7 +132,7 @@ def make_normalizer(mean: Array, deviation: Array, clip: float | None, count: fl
     mean, deviation = (real_array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise ValueError("its observations' statistics are damaged")
-    return Normalizer(mean, 1.0 / deviation, clip, count)
+    return Normalizer(mean, 1.0 / deviation, None if clip is None or math.isinf(clip) else clip, count)
 
 
 def first_names(tensors: Iterable[str]) -> str:
@@ -156,7 +156,7 @@ def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
 
 def _size(space: Any) -> int:
     if space.last != "Box":
-        raise CannotCopyError(f"its observations are a {space.last}, and no numbers")
+        raise CannotCopyError(f"its observations are a {space.last}, and Repolicy takes a Box, or a Dict of such")
     shape = space.state.get("_shape", space.state.get("shape"))
     if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
         raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")

@@ -191,12 +191,15 @@ def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext, is_rec
     low, high = np.array(policy.actions.low), np.array(policy.actions.high)
     if not np.isfinite([low, high]).all():
         return policy
-    if std.high < DEFAULT_BOUND:
+    half, raw = (high - low) / 2.0, std.raw
+    if isinstance(raw, Linear) and std.high < DEFAULT_BOUND:
         raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
     if not is_recorded:
         context.notes.append(SCALED_NOTE)
-    half = (high - low) / 2.0
-    mean, raw = policy.actor.output, std.raw
+    mean = policy.actor.output
     output = Linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
-    moved = Linear(raw.weight, raw.bias + np.log(half)) if isinstance(raw, Linear) else raw + np.log(half)
+    if isinstance(raw, Linear):
+        moved = Linear(raw.weight, raw.bias + np.log(half))
+    else:
+        moved = np.clip(raw, std.low, std.high) + np.log(half)
     return replace(policy, actor=replace(policy.actor, output=output), std=Std(std.source, moved))
