@@ -1,10 +1,12 @@
 """Films show somebody moving, the typical episode and the worst; a machine that cannot render says what it lacks."""
 
+import errno
 import io
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import gymnasium
 import imageio_ffmpeg
@@ -341,6 +343,16 @@ def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(filming, "_encode_film", lambda pictures, rate, format, quality: bytes(100 - quality))
     sizes = [len(encode_film(noise, 25, "mp4", max_bytes)) for max_bytes in (0, 68, 67, 1)]
     assert sizes == [100 - quality for quality in (28, 32, 36, 51)]
+
+
+def test_a_page_does_without_films_where_there_is_no_room_for_them(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("tempfile.mkdtemp", mock.Mock(side_effect=full))
+    films, complaint = pieces.films_for_page([Shot(policy, ENV)])
+    assert films == [b""]
+    assert complaint.startswith("films need room for temporary files: No space left on device; TMPDIR")
 
 
 def test_films_that_are_missing_on_a_page_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

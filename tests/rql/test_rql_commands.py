@@ -239,6 +239,18 @@ def test_a_folder_is_resumed_by_its_own_method_and_request_alone(tmp_path: Path)
         train(WALK, soft(0.2), tmp_path / "q", QUICK, resume=True)
 
 
+def test_an_old_folder_is_refused_before_weights_are_looked_for(tmp_path: Path) -> None:
+    save_policy(tmp_path / "prior.safetensors", wild_prior(), {"request": {"env": WALK, "objective": {"alpha": 0.5}}})
+    train(WALK, soft(0.2), tmp_path / "q", replace(QUICK, steps=60))
+    heard = Log()
+    with pytest.raises(UsageError, match="q holds a run already"):
+        customize(
+            tmp_path / "prior.safetensors", residual(), tmp_path / "q", QUICK, addon=UPRIGHT, callbacks=[heard],
+            trust=True,
+        )  # fmt: skip
+    assert heard.said == []
+
+
 def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> None:
     """Walk tells its add-on; the same as a function gives the same weights."""
     settings, named = replace(QUICK, steps=60), ADD_ON
@@ -272,7 +284,7 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1, "--trust"]),
         (2, "observations of 3 numbers, but 'CartPoleEnv' gives 4", [*customized, "--env", "cartpole"]),
         (1, "there is no file", ["customize", tmp_path / "nothing.safetensors", "--omega", 1]),
-        (1, "cannot be used as a run's folder", [*customized, "--out", box]),
+        (1, "run.json cannot be written: Not a directory", [*customized, "--out", box]),
         (2, "objective residual needs omega", ["customize", prior, "--trust"]),
     ]  # fmt: skip
     for code, sentence, words in cases:

@@ -70,18 +70,22 @@ def render_films(shots: Sequence[Shot], say: Say = lambda _: None) -> list[bytes
     for shot in shots:
         _check(shot)
     say(f"{PROGRESS_PREFIX}{format_count(len(shots), 'film')}, about {sum(map(usual_pictures, shots)):,} pictures")
-    with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
-        found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
-        Path(folder, "shots.json").write_text(json.dumps(found))
-        for library in libraries():
-            code, output = _render_in_process(folder, library, say)
-            if code == 0:
-                return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
-            sentence = output.removeprefix("repolicy: ")
-            if code == UsageError.exit_code:
-                raise UsageError(sentence)
-            if code > 0 and code != EXIT_NO_RENDERER:  # below 0: the driver crashed
-                raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
+            found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
+            Path(folder, "shots.json").write_text(json.dumps(found))
+            for library in libraries():
+                code, output = _render_in_process(folder, library, say)
+                if code == 0:
+                    return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
+                sentence = output.removeprefix("repolicy: ")
+                if code == UsageError.exit_code:
+                    raise UsageError(sentence)
+                if code > 0 and code != EXIT_NO_RENDERER:  # below 0: the driver crashed
+                    raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
+    except OSError as error:
+        remedy = "TMPDIR names another folder for them"
+        raise RepolicyError(f"films need room for temporary files: {error.strerror}; {remedy}") from None
     raise RepolicyError(CANNOT_RENDER)
 
 

@@ -121,10 +121,12 @@ def train(
     Without an objective it is `soft()`, or that of the resumed run. Its alpha is `alpha`, if that is named; without
     either it is the task's default. The other parameters are as in `repolicy.train`.
     """
+    folder = RunFolder(out, Request)
+    folder.check_new(resume)
     asked = RequestOptions.from_arguments(env, addon, objective=objective)
     if objective is not None and objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    before = earlier_request(RunFolder(out, Request), resume, trust, asked)
+    before = earlier_request(folder, resume, trust, asked)
     asked = asked.filled_from(before)
     objective = asked.objective or soft()
     if alpha is not None:
@@ -160,6 +162,7 @@ def customize(
     in `repolicy.customize`. The other parameters are as there, too.
     """
     folder = RunFolder(out, Request)
+    folder.check_new(resume)  # before anything slow
     start = open_prior(prior, reading, trust=trust, file=folder.prior)
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, as Residual Q-learning needs: take `repolicy customize`")
