@@ -154,6 +154,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return found
 
 
+def test_a_folder_that_looks_like_an_option_is_handed_on_whole(
+    prior: Path, tmp_path: Path, started: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RepolicyError, match="not today"):
+        sweep(prior, [QUIET], [0.1], 0.01, Path("-sw"), Settings(), states=0.0)
+    told_paths = [told(started[0], option) for option in ("--settings", "--out", "customize")]
+    folder = tmp_path / "-sw"
+    assert told_paths == [str(folder / name) for name in ("settings.json", "omega-0.1", "prior.safetensors")]
+
+
 def chosen(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
     """Pays the action itself."""
     return np.asarray(actions[..., 0], dtype=float)

@@ -190,7 +190,7 @@ def _train(
     """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
     omega_of, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        words = [*folder.point_arguments(shared, omega), "--out", str(folder.run(omega).path)]
+        words = [*folder.point_arguments(shared, omega), "--out", str(folder.run(omega).path.absolute())]
         program = (*PYTHON, "-m", "repolicy", *words, "--resume", "--no-report")
         omega_of[Job(f"ω′ {omega:g}", program, folder.log(omega))] = omega
     # A trained point's job only checks that environment and add-ons are what they were.

@@ -76,9 +76,9 @@ class SweepFolder:
 
     def point_arguments(self, shared: dict[str, Any], omega: float) -> list[str]:
         """Return the arguments of the `repolicy` command that trains one point."""
-        prior, *reading = shared["prior"] or [str(self.prior)]
+        prior, *reading = shared["prior"] or [str(self.prior.absolute())]
         words = command_words(self.point_request(shared, omega), prior)
-        return [*words, *reading, "--settings", str(self.settings)]
+        return [*words, *reading, "--settings", str(self.settings.absolute())]
 
     def claim(self, request: dict[str, Any], omegas: list[float], prior: bytes, episodes: int) -> list[float]:
         """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
