@@ -4,6 +4,7 @@ import hashlib
 import http.client
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 from urllib.error import URLError
 
 import pytest
@@ -117,6 +118,14 @@ def test_what_is_on_the_shelf_is_what_it_says(name: str, real: Callable[[str], P
     left = [real(file) for file in FILES[name]]
     path = fetch_published(name, lambda address: left.pop(0).read_bytes())
     assert read_policy(path).policy.observation_size > 0
+
+
+def test_a_user_without_a_home_has_a_cache_in_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError))
+    assert find_policy("hopper").is_file()
+    assert not shelf.cache_folder().is_absolute()
 
 
 def test_names_of_the_shelf_and_the_hub_are_no_code() -> None:

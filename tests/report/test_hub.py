@@ -1,5 +1,6 @@
 """Policies travel by a hub: a fake one on this machine, which speaks as much of its language as is needed."""
 
+import errno
 import hashlib
 import importlib
 import json
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -235,6 +237,14 @@ def test_an_answer_of_the_hub_is_not_called_no_network(
     files["somebody/mine"] = {"policy.safetensors": b""}
     monkeypatch.setattr(Hub, "status", status)
     with pytest.raises(FileError, match=sentence):
+        repolicy.load_policy("hf://somebody/mine")
+
+
+def test_a_cache_without_room_is_not_called_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/cache/tmp")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", mock.Mock(side_effect=full))
+    words = "^hf://somebody/mine cannot be kept: /cache/tmp: No space left on device; HF_HOME names another folder$"
+    with pytest.raises(FileError, match=words):
         repolicy.load_policy("hf://somebody/mine")
 
 

@@ -63,7 +63,7 @@ SHELVES = {name.partition(":")[0] for name in SHELF}
 
 def cache_folder(name: str = "shelf") -> Path:
     """Return one of Repolicy's folders in the user's cache, for files that can be restored."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "repolicy" / name
 
 
 def cached_policy(name: str) -> Path:

@@ -4,6 +4,7 @@ Only the file `policy.safetensors` of a repository is downloaded. It is untruste
 """
 
 import contextlib
+import errno
 import logging
 import re
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ def import_hub() -> Any:
 @contextlib.contextmanager
 def translate_hub_errors(repo: Repository) -> Iterator[None]:
     """Turn errors of the hub's library into one-sentence errors about the login, the name or the network."""
-    errors, log = import_hub().errors, logging.getLogger("huggingface_hub")
+    hub, log = import_hub(), logging.getLogger("huggingface_hub")
+    errors = hub.errors
     level = log.level
     log.setLevel(logging.CRITICAL)  # it logs every retry
     try:
@@ -82,6 +84,9 @@ def translate_hub_errors(repo: Repository) -> Iterator[None]:
                 raise FileError(f"{repo} is not there, or not for you: {remedy}") from None
             reason = f": {printable(cause.server_message)}" if cause.server_message else "; try again later"
             raise FileError(f"{repo}: the hub answered with status {status}{reason}") from None
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            place = f"{error.filename or hub.constants.HF_HUB_CACHE}: {error.strerror}"
+            raise FileError(f"{repo} cannot be kept: {place}; HF_HOME names another folder") from None
         if isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__:
             raise FileError(f"{repo} cannot be reached: no network, or no hub ({type(error).__name__})") from None
         raise FileError(f"{repo}: the hub's answer cannot be used: {describe_error(error)}") from error
