@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_one_rank_is_alone() -> None:
     [
         ("print('a line before', file=sys.stderr); sys.exit('the disk is on fire')", "1): the disk is on fire"),
         ("os.kill(os.getpid(), 9)", "-9): it was killed, perhaps because memory ran out"),
-        ("sys.exit(0)", "0): it said nothing"),
+        ("os._exit(7)", "7): it said nothing: a library or the environment ended its process; --resume goes on"),
     ],
 )
 def test_a_rank_that_ends_is_missed_in_one_sentence(code: str, said: str) -> None:
@@ -89,6 +90,16 @@ def test_a_rank_that_ends_is_missed_in_one_sentence(code: str, said: str) -> Non
         ranks.launch_ranks(2, [f"import os, sys; {code}"]) as team,
     ):
         team.sum(torch.ones(3))
+
+
+def test_a_limit_on_files_is_named_where_ranks_cannot_share_memory() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ranks.CAPACITY, limits[1]))
+    try:
+        with pytest.raises(RepolicyError, match="cannot be had: File too large .*ulimit -f.* --ranks 1"):
+            ranks.launch_ranks(2, ["it never starts"]).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_rank_that_gives_its_last_sum_in_a_pause_and_ends_is_no_failure() -> None:

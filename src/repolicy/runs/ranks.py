@@ -152,7 +152,9 @@ class Siblings:
 
     def _raise_failure(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
         lines = self._read_stderr().decode(errors="replace").strip().splitlines()
-        silent = "it was killed, perhaps because memory ran out" if child.returncode == -9 else "it said nothing"
+        silent = "it said nothing: a library or the environment ended its process; --resume goes on"
+        if child.returncode == -9:
+            silent = "it was killed, perhaps because memory ran out"
         words = lines[-1] if lines else silent
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
@@ -227,5 +229,9 @@ def _anonymous_file(size: int) -> Iterator[IO[bytes]]:
     On Linux it is in memory, but not in /dev/shm, of which Docker gives 64 MB.
     """
     with os.fdopen(os.memfd_create("ranks"), "r+b") if sys.platform == "linux" else tempfile.TemporaryFile() as file:
-        file.truncate(size)
+        try:
+            file.truncate(size)
+        except OSError as error:
+            problem = f"the memory that ranks share cannot be had: {error.strerror}"
+            raise RepolicyError(f"{problem} (see ulimit -f); do with --ranks 1") from None
         yield file
