@@ -39,7 +39,7 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     assert healthy.complaints == []
     assert healthy.verdict.startswith("it acts: no episode ends, basic reward")
     assert healthy.worths.basic.value == pytest.approx(ALPHA, abs=3 * healthy.worths.basic.error)
-    omega, states = healthy.weights or (0.0, 0.0)
+    omega, states, _ = healthy.weights or (0.0, 0.0, "")
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
     assert states == pytest.approx(healthy.worths.basic.value, rel=0.05)
     assert healthy.suggested_options == ["--omega", f"{omega:g}", "--states", f"{states:g}"]

@@ -145,6 +145,7 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
     found = decide(residual(), prior(request=told(0.7), nat_worth=WORTH), ENV, (), FEW)
     assert found.objective == residual(0.25, 0.7)
     assert "omega is 0.25, what a nat of the prior is worth" in found.notes[0]
+    assert "and states 0, the price on states: the prior's episodes are not known to have 100 steps" in found.notes[0]
     known = prior(request=told(0.7), nat_worth=WORTH, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
         found = decide(residual(states=states), known, ENV, (), FEW)

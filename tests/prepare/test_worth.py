@@ -139,7 +139,11 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
     for name in shipped_names():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
-        assert weights_from_card(card, 4) == (rows[name]["value"], rows[name]["value"])
+        assert weights_from_card(card, 4) == (rows[name]["value"], rows[name]["value"], "")
+
+
+BRIEF = "the prior's episodes are not known to have 100 steps, which learning its states takes"
+WORTHLESS = "what a nat is worth of the old reward is not above 0 by more than chance"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +151,8 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
     [
         ({}, None),
         ({"nat_worth": {"value": 0.3, "error": 0.2, "episodes": 8}}, None),  # within its error
-        ({"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}}, (0.3, 0.0)),
-        ({"nat_worth": vars(Worth(0.3, 0.1, 8)), "evaluation": {"evaluation_length": 20.0}}, (0.3, 0)),
+        ({"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}}, (0.3, 0.0, BRIEF)),
+        ({"nat_worth": vars(Worth(0.3, 0.1, 8)), "evaluation": {"evaluation_length": 20.0}}, (0.3, 0.0, BRIEF)),
     ],
 )
 def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:
@@ -162,11 +166,11 @@ KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
 @pytest.mark.parametrize(
     ("basic", "addon", "length", "expected"),
     [
-        (KNOWN, CHANCE, 1000.0, (0.3, 0.3)),
-        (KNOWN, MORE, 1000.0, (0.7, 0.3)),  # states are priced by the old reward
-        (KNOWN, MORE, 20.0, (0.7, 0.0)),  # too short to learn its states
-        (CHANCE, MORE, 1000.0, (0.7, 0.0)),
-        (None, MORE, 1000.0, (0.7, 0.0)),
+        (KNOWN, CHANCE, 1000.0, (0.3, 0.3, "")),
+        (KNOWN, MORE, 1000.0, (0.7, 0.3, "")),  # states are priced by the old reward
+        (KNOWN, MORE, 20.0, (0.7, 0.0, BRIEF)),  # too short to learn its states
+        (CHANCE, MORE, 1000.0, (0.7, 0.0, WORTHLESS)),
+        (None, MORE, 1000.0, (0.7, 0.0, "the old reward is not known")),
         (CHANCE, CHANCE, 1000.0, None),
         (None, None, 0.0, None),
     ],
@@ -184,10 +188,11 @@ def test_the_most_that_a_nat_can_be_worth_is_two_errors_above() -> None:
 
 def test_states_of_too_many_numbers_have_no_price() -> None:
     """A pixel is a number: a Gaussian over all of them would fill the memory."""
-    for numbers, states in ((MAX_STATE_SIZE, 0.3), (MAX_STATE_SIZE + 1, 0.0)):
-        assert weights_from_worths(Worths(KNOWN, CHANCE, 1000.0), numbers) == (0.3, states)
+    many = "an observation has more than 1,000 numbers"
+    for numbers, expected in ((MAX_STATE_SIZE, (0.3, 0.3, "")), (MAX_STATE_SIZE + 1, (0.3, 0.0, many))):
+        assert weights_from_worths(Worths(KNOWN, CHANCE, 1000.0), numbers) == expected
         card = {"nat_worth": vars(KNOWN), "evaluation": {"evaluation_length": 1000.0}}
-        assert weights_from_card(card, numbers) == (0.3, states)
+        assert weights_from_card(card, numbers) == expected
 
 
 class Stumbles(Tiny):

@@ -40,7 +40,7 @@ from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_r
 from repolicy.prepare.weights import EnvWeightFinder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
-from repolicy.text import Say, with_minus
+from repolicy.text import Say, format_number
 
 FEW_STEPS = 1  # of a run before which the fewest states of a prior are collected
 
@@ -158,9 +158,10 @@ def _fill_weights(
     found = [f"omega is {weights.omega:.3g}"] if omega is None else []
     if states is None:
         found.append(f"states {'' if found else 'is '}{weights.states:.3g}")
+    why_free = f": {weights.why_free}" if states is None and weights.why_free else ""
     omega = weights.omega if omega is None else omega
     states = weights.states if states is None else states
-    return omega, states, f"{' and '.join(found)}, by what a nat of the prior is worth of {reward}"
+    return omega, states, f"{' and '.join(found)}, by what a nat of the prior is worth of {reward}{why_free}"
 
 
 def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
@@ -221,12 +222,17 @@ def best_of_trials(
     planners = (Planner(prior, model, score, brief.filled(False, score.value is not None)) for score in scores)
     rewards = [mean_reward(planner, prior, env, judge) for planner in planners]
     best = scores[int(np.argmax(rewards))]
+    size = max(map(abs, rewards))
     trials = "; ".join(
-        f"{score.omega:.3g} and {score.states:.3g}{' with a value' if score.value else ''}: "
-        + with_minus(f"{reward:.3g}")
+        f"{_describe_weights(score)}: {format_number(reward, size)}"
         for score, reward in zip(scores, rewards, strict=True)
     )
-    return best, f"omega is {best.omega:.3g} and states {best.states:.3g}, by what trials were paid a step ({trials})"
+    found = f"omega is {best.omega:.3g} and states {best.states:.3g}"
+    return best, f"{found}: of the weights tried, these earned most a step ({trials})"
+
+
+def _describe_weights(score: Score) -> str:
+    return f"omega {score.omega:.3g}, states {score.states:.3g}{', with a value' if score.value else ''}"
 
 
 def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> list[Score]:

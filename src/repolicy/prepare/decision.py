@@ -8,7 +8,7 @@ from repolicy.envs import parse_env_name
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy
-from repolicy.prepare.weights import EnvWeightFinder, NoiseWeightFinder, WeightFinder, training_alpha
+from repolicy.prepare.weights import EnvWeightFinder, NoiseWeightFinder, WeightFinder, Weights, training_alpha
 from repolicy.ranges import Range
 from repolicy.runs import Settings
 from repolicy.text import Say
@@ -117,10 +117,12 @@ def _both_by_worth(objective: Objective, finder: WeightFinder) -> PriorTerms:
     """Return what a nat is worth as both weights; where that cannot be measured, return "auto" for a budget."""
     known, max_worth, reward = finder.weights("--omega")
     if known is not None:
-        states = known.states if objective.states is None else objective.states
+        states, price = objective.states, "the price on states"
+        if states is None:
+            states, price = known.states, _describe_price(known)
         why = (
-            f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
-            "price on states; --omega and --states set others"
+            f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, "
+            f"{price}; --omega and --states set others"
         )
         return PriorTerms(known.omega, states, why, max_worth)
     if isinstance(objective.alpha, Range) or finder.has_dials:
@@ -136,5 +138,9 @@ def _states_by_worth(omega: Any, finder: WeightFinder) -> PriorTerms:
     if known is None:
         unknown = "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
         return PriorTerms(omega, 0.0, unknown)
-    why = f"states is {known.states:.3g}, the price on states; --states sets another"
+    why = f"states is {known.states:.3g}, {_describe_price(known)}; --states sets another"
     return PriorTerms(omega, known.states, why)
+
+
+def _describe_price(weights: Weights) -> str:
+    return f"the price on states: {weights.why_free}" if weights.why_free else "the price on states"

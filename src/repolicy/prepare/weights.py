@@ -282,6 +282,7 @@ class Weights(NamedTuple):
 
     omega: float
     states: float
+    why_free: str = ""  # why `states` is 0, or empty
 
 
 def alpha_from_card(card: dict[str, Any]) -> float | None:
@@ -308,7 +309,7 @@ def weights_from_card(card: dict[str, Any], state_size: int) -> Weights | None:
     if worth is None or not worth.is_known:
         return None
     length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
-    return Weights(worth.value, states_weight(worth.value, length, state_size))
+    return _with_price(worth.value, worth.value, length, state_size)
 
 
 def weights_from_worths(worths: Worths, state_size: int) -> Weights | None:
@@ -321,7 +322,20 @@ def weights_from_worths(worths: Worths, state_size: int) -> Weights | None:
         return None
     states = worths.basic.value if worths.basic in worths.known else 0.0
     omega = max(worth.value for worth in worths.known)
-    return Weights(two_digits(omega), states_weight(two_digits(states), worths.length, state_size))
+    weights = _with_price(two_digits(omega), two_digits(states), worths.length, state_size)
+    return weights if worths.basic is not None else weights._replace(why_free="the old reward is not known")
+
+
+def _with_price(omega: float, states: float, length: float, state_size: int) -> Weights:
+    """Return the weights, with the reason where states have no price."""
+    priced, why = states_weight(states, length, state_size), ""
+    if not states:
+        why = "what a nat is worth of the old reward is not above 0 by more than chance"
+    elif not priced and state_size > MAX_STATE_SIZE:
+        why = f"an observation has more than {MAX_STATE_SIZE:,} numbers"
+    elif not priced:
+        why = f"the prior's episodes are not known to have {2 * SKIPPED_STEPS} steps, which learning its states takes"
+    return Weights(omega, priced, why)
 
 
 def two_digits(value: float) -> float:
