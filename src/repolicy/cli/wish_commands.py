@@ -72,8 +72,7 @@ class InferenceOptions:
     """The features whose weighted sum is the wish: entries such as 'next[2:8]^1,action^2' (^1 is the absolute value, ^2
     the square), or file.py:function."""
     alpha: float | None = None
-    """For the record of a prior: the larger of the ω′ and α̂ that you will customize with; of a customized policy: its
-    α̂."""
+    """The larger of the ω′ and α̂ that you customize with."""
     before: int = 10
     """Number of steps before a take-over that count for nothing, because they led to it."""
     passed: float = 1.0

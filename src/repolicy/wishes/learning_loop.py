@@ -127,8 +127,8 @@ def infer(
         records: the records of take-overs. One of them was made with this policy.
         opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum.
-        alpha: for the record of a prior, the larger of the ω′ and α̂ that it will be customized with; of a customized
-            policy, its α̂.
+        alpha: the larger of the ω′ and α̂ with which the prior is customized. For the record of a customized policy α̂
+            alone would be exact, if it had converged; after runs of the usual length its std is far above the optimum's.
         earlier: the wish to which the policy was customized. None for a prior.
         labels: the rule that gives each step its weight.
         length: the number of steps in a window, over which features are summed.
@@ -239,7 +239,7 @@ class Teaching:
 
     @property
     def untaught(self) -> "TaughtPolicy":
-        """Return the prior, with the temperature ω′: it is the soft optimum of ω′·log prior at that temperature."""
+        """Return the prior, with the larger of α̂ and ω′; it is the soft optimum of ω′·log prior at temperature ω′."""
         return TaughtPolicy(self.prior, None, max(self.omega, self.alpha))
 
     def taught(self, records: Sequence[Record], now: "TaughtPolicy", folder: Path, say: Say) -> "TaughtPolicy":
