@@ -224,7 +224,8 @@ def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: 
     network = stirred(mlp((5, 8, 3), nn.ELU))
     path = saved(tmp_path / "agent.pt", {"policy": named("net", network), "value": {}})
     with pytest.raises(
-        CannotCopyError, match=r'discrete=yes for choices.*--layout "actor=policy.net, activation=NAME"'
+        CannotCopyError,
+        match=r'it looks like skrl.s, but its policy has no .*discrete=yes for choices.*--layout "actor=policy.net, activation=NAME"',
     ):
         describe(path)
     obs = observations(5)
@@ -303,6 +304,24 @@ def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
     plain = describe(path, replace(relu, vecnormalize="none"))
     assert plain.notes == ("observations are not normalized (vecnormalize is none)",)
     assert_equal(mean(plain, obs), policy(obs.numpy()))
+
+
+@pytest.mark.parametrize(
+    ("modules", "sentence"),
+    [
+        (("CNN_0",), "the policy looks at images"),
+        (("Dense_0", "Dense_1"), "its Dense_0 does not follow its MLP_0"),  # MLPHead's latents
+        (("Dense_0", "Dense_1", "Dense_2"), "its network holds MLP_0, Dense_0, Dense_1, Dense_2"),
+    ],
+)
+def test_braxs_other_networks_are_refused_as_what_they_are(
+    modules: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    layer = {"kernel": random(6, 4), "bias": random(4)}
+    layers = {"MLP_0": {"hidden_0": {"kernel": random(5, 8), "bias": random(8)}}, **dict.fromkeys(modules, layer)}
+    (tmp_path / "params").write_bytes(pickle.dumps((0, {"params": layers}, 0)))
+    with pytest.raises(CannotCopyError, match=f"cannot be copied: {sentence}"):
+        describe(tmp_path / "params")
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------

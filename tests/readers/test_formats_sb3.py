@@ -1,6 +1,7 @@
 """Stable-Baselines3's and sb3-contrib's zips: made here by the libraries, and found in their zoo."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def test_activations_and_unequal_networks(activation: str, tmp_path: Path) -> No
     described = describe(path)
     assert [layer.linear.weight.shape for layer in described.actor.hidden] == [(7, 5)]
     assert_scored(described, obs := observations(5), model.policy.get_distribution(obs))
+
+
+def test_an_activation_with_arguments_of_its_own_is_refused_by_its_name(tmp_path: Path) -> None:
+    slope = {"activation_fn": partial(torch.nn.LeakyReLU, 0.2)}
+    with pytest.raises(CannotCopyError, match=r"its activation is a functools.partial, whose arguments are not read"):
+        describe(made(sb3.PPO, tmp_path, policy_kwargs=slope)[1])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_a_standardizer_is_read_however_its_root_is_written(kind: Any, traced: b
     assert described.normalizer is not None
 
 
+@pytest.mark.parametrize(("function", "name"), [(nn.Sigmoid(), "sigmoid"), (nn.Hardtanh(), "clip")])
+def test_a_function_between_layers_is_named_as_such(function: nn.Module, name: str, tmp_path: Path) -> None:
+    for last, sentence in ((nn.Linear(6, 2), "stands between its layers"), (nn.Sigmoid(), "follows its last layer")):
+        module = nn.Sequential(nn.Linear(5, 6), function, last)
+        word = "sigmoid" if sentence.startswith("follows") else name  # a symmetric clip may follow
+        with pytest.raises(CannotCopyError, match=f"{word} {sentence}"):
+            describe(script(tmp_path / "policy.pt", module, 5, traced=True))
+
+
 class Looping(InPlace):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         for _ in range(3):

@@ -25,6 +25,7 @@ from repolicy.readers.pickles import ObjectStub, real_array
 
 LIBRARY = "Brax"
 BRAX_MIN_STD = 1e-3
+PLAIN_MODULES = {"MLP_0", "Dense_0", "Dense_1", "std_param", "std_logparam"}
 SAC_NOTE = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
 RAW_NOTE = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
 MEAN_SCALE_NOTE = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
@@ -74,7 +75,14 @@ def _squashed_gaussian(module: dict[str, Any], activation: str) -> PolicyDescrip
 
 def _plain_gaussian(module: dict[str, Any], activation: str) -> PolicyDescription:
     """Read `normal`, since Brax 0.12: hidden layers, a layer of means, and one std for all states."""
-    actor = make_perceptron(_hidden(module["MLP_0"]), _dense(module["Dense_0"], "Dense_0"), activation)
+    if any(name.startswith("CNN_") for name in module):
+        raise CannotCopyError("the policy looks at images")
+    if not {"MLP_0", "Dense_0"} <= module.keys() <= PLAIN_MODULES:
+        raise CannotCopyError(f"its network holds {first_names(module)}")
+    hidden, means = _hidden(module["MLP_0"]), _dense(module["Dense_0"], "Dense_0")
+    if hidden and means.weight.shape[1] != len(hidden[-1].linear.bias):  # as MLPHead's, which takes latent vectors
+        raise CannotCopyError("its Dense_0 does not follow its MLP_0")
+    actor = make_perceptron(hidden, means, activation)
     if "std_logparam" in module:
         std = Std("vector", finite_float32(module["std_logparam"]["log_value"].reshape(-1), "std_logparam"))
     elif "std_param" in module:

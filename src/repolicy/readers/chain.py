@@ -98,6 +98,8 @@ def recognize(
     network = _take_network(steps)
     if network.width != width:
         raise ValueError(f"{width} numbers go into a layer that takes {network.width}")
+    if steps and steps[0].name != "linear" and any(step.name == "linear" for step in steps):
+        raise CannotCopyError(f"{steps[0].name} stands between its layers")
     unused = None
     if _next_name(steps) == "slice":
         output, unused = _slice_output(network.output, steps.pop(0))

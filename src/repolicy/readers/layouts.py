@@ -33,7 +33,10 @@ TANH_NORMAL_NOTE = (
     "last layer gives the scale, with NormalParamExtractor's scale_mapping=biased_softplus_1.0 and no scale_lb above "
     "0.01; --layout says otherwise: discrete=yes for choices, halves=yes with low and high for scale_mapping=exp"
 )
-LOGITS_NOTE = "the file holds no std, so its outputs are taken as the logits of one choice"
+LOGITS_NOTE = (
+    "the file holds no std, so its outputs are taken as the logits of one choice; --layout says otherwise, by std or "
+    "squashed=yes"
+)
 
 
 @dataclass(frozen=True)

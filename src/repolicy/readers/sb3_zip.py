@@ -41,7 +41,7 @@ from repolicy.readers.perceptrons import (
     tensors_of,
     tensors_under,
 )
-from repolicy.readers.pickles import GlobalName, load, open_zip, read_pickle, read_zip_entry
+from repolicy.readers.pickles import GlobalName, ObjectStub, load, open_zip, read_pickle, read_zip_entry
 
 LIBRARY = "Stable-Baselines3"
 LIBRARY_MODULES = ("stable_baselines3.", "sb3_contrib.")
@@ -181,6 +181,8 @@ def _check_classes(model: SavedModel) -> None:
 
 def _foreign_name(cls: Any) -> str:
     """Return what a message calls a class of another library: its name, unless it was pickled by value."""
+    if isinstance(cls, ObjectStub) and cls.last == "partial":
+        return "a functools.partial, whose arguments are not read"
     return cls.text if isinstance(cls, GlobalName) else "a class or function of the script that trained it"
 
 

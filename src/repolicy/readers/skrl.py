@@ -60,7 +60,9 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
     if not names or (LOG_STD not in tensors and not deterministic):
         ways = "discrete=yes for choices, log_std or halves for stds that depend on the state"
-        raise CannotCopyError(f"its policy has no {LOG_STD} (--layout tells what it has: {ways})")
+        raise CannotCopyError(
+            f"it looks like skrl's, but its policy has no {LOG_STD} (--layout tells what it has: {ways})"
+        )
     agent = agent_settings(context.path)
     model = setting_pairs(context.path, "policy")
     activation = context.activation("elu", LIBRARY, _activation(model))
