@@ -246,6 +246,18 @@ def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == f"{verdict}\n"
 
 
+def test_in_a_log_progress_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("repolicy.runs.terminal.time.monotonic", lambda: now)
+    with Terminal().progress("training") as show:
+        for second in (1, 9, 11, 12, 22):
+            now = float(second)
+            show(f"trained: {second}%")
+    assert capsys.readouterr().err == "trained: 11%\ntrained: 22%\n"
+
+
 def test_a_table_of_numbers_is_whole_in_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

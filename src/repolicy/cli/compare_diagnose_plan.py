@@ -68,13 +68,13 @@ class Compare(RunsPolicy):
             raise UsageError(f"of the new policy (--of-new), {error}") from None
         for policy in (self.old, self.new):
             warn_of_unfinished(policy)
-        with terminal.status(f"{names}: the first episodes") as status:
+        with terminal.progress(f"{names}: the first episodes") as show:
             comparison = compare_around(
                 self.old, self.new, self.env, self.not_worse,
                 vary=self.vary, addon=self.addon or None, sampled=self.sampled, error=self.error,
                 episodes=self.episodes, seed=self.seed, backend=self.backend, options=self.reading,
                 new_options=new_options, trust=self.trust,
-                progress=lambda place, done: status.update(f"{names} {place}: {format_count(done, 'episode')} each"),
+                progress=lambda place, done: show(f"{names} {place}: {format_count(done, 'episode')} each"),
             )  # fmt: skip
         terminal.say(str(comparison))
         values = {"old": self.old, "new": self.new}

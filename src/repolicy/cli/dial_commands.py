@@ -73,9 +73,9 @@ class Dial(Command):
         from repolicy.report.dial_page import EPISODES, write_dial_report
 
         terminal, episodes = Terminal(), EPISODES if self.episodes is None else self.episodes
-        with terminal.status("evaluating") as status:
+        with terminal.progress("evaluating") as show:
             swept, report = write_dial_report(
-                policy, self.env, self.addon, self.out, episodes, self.trust, terminal.say, status.update
+                policy, self.env, self.addon, self.out, episodes, self.trust, terminal.say, show
             )
         terminal.say(f"report: {report}")
         return as_dict(policy, swept) | {"report": str(report)}
@@ -138,18 +138,18 @@ class Sweep(Trains, CustomizesPrior):
 
         warn_of_unfinished(self.prior)
         terminal = Terminal()
-        with terminal.status("training") as status:
+        with terminal.progress("training") as show:
             swept = sweep(
                 self.prior, self.addon, self.omega, parse_weight("alpha", self.alpha), self.out, overrides(self),
                 states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
                 noise=self.noise, chunk=self.chunk, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray,
                 episodes=self.episodes, say=terminal.say,
-                progress=lambda shares: status.update(
+                progress=lambda shares: show(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),
             )  # fmt: skip
             terminal.say(str(swept))
-            status.update("films")
+            show("films")
             report = write_sweep_report(swept, terminal.say)
         terminal.say(f"report: {report}")
         return swept.as_dict() | {"folder": str(swept.folder), "report": str(report)}

@@ -50,12 +50,12 @@ class Evaluate(RunsPolicy):
             check_writable(self.out)
         terminal, episodes = Terminal(), format_count(self.episodes, "episode")
         terminal.say(*opened.notes)
-        with terminal.status(f"{env}: running {episodes}") as status:
+        with terminal.progress(f"{env}: running {episodes}") as show:
             evaluation = evaluate(
                 opened, env, self.episodes,
                 addon=self.addon or None, deterministic=not self.sampled, seed=self.seed, backend=self.backend,
                 trust=self.trust, say=terminal.say,
-                progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
+                progress=lambda done: show(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         terminal.say(f"{path}: {evaluation}")  # before the file, which may turn out not to be writable
         env_prefix = "" if self.env is None else f"{as_file_name(env)}-"

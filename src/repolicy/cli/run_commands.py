@@ -192,11 +192,11 @@ class Imitate(Command):
         if self.chunk != 1:
             raise UsageError("--chunk goes with --flow")
         terminal, out = Terminal(), self.out or self._default_out("imitated.safetensors")
-        with one_thread(), terminal.status("fitting") as status:
+        with one_thread(), terminal.progress("fitting") as show:
             result = imitate(
                 self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
                 say=terminal.say,
-                progress=lambda epoch, loss: status.update(
+                progress=lambda epoch, loss: show(
                     with_minus(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step")
                 ),
             )  # fmt: skip
@@ -216,10 +216,10 @@ class Imitate(Command):
         if self.state_std:
             raise UsageError("a flow has no std: leave --state-std out")
         terminal, out = Terminal(), self.out or self._default_out("flow.onnx")
-        with one_thread(), terminal.status("fitting") as status:
+        with one_thread(), terminal.progress("fitting") as show:
             result = imitate_flow(
                 self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
-                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
+                progress=lambda step: show(f"fitting: step {step:,} of {STEPS:,}"),
             )  # fmt: skip
         words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
         words += ["--env", result.env or "ENV", "--addon", "NAME"]

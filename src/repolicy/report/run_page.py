@@ -56,7 +56,7 @@ def write_report(
     check_writable(folder.path / "report.html")  # before the work, which would be lost
     episodes = EPISODES if episodes is None else episodes
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
-    say(f"report: {episodes} episodes each with the mean action and sampled ones")
+    say(f"evaluating for the report: {episodes} episodes each with the mean action and sampled ones")
     backend = _fitting_backend(saved, request, addon)
     mean, sampled = (
         evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)

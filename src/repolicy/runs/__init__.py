@@ -27,10 +27,17 @@ from repolicy.runs.settings import (
     refuse_for_choices,
     validate_settings,
 )
-from repolicy.runs.terminal import Terminal, flushed_stdout, format_facts, format_table, silent_stdout
+from repolicy.runs.terminal import (
+    SECONDS_BETWEEN_LINES,
+    Terminal,
+    flushed_stdout,
+    format_facts,
+    format_table,
+    silent_stdout,
+)
 
 if TYPE_CHECKING:
-    from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, format_duration, recipe
+    from repolicy.runs.callbacks import Display, TensorBoard, Wandb, format_duration, recipe
     from repolicy.runs.folder import RunFolder, describe_changes
     from repolicy.runs.ranks import Ranks, SingleRank
     from repolicy.runs.request import (

@@ -23,10 +23,9 @@ from rich.text import Text
 from repolicy.errors import UsageError
 from repolicy.files import write_bytes
 from repolicy.runs.request import Request
-from repolicy.runs.terminal import Terminal
+from repolicy.runs.terminal import SECONDS_BETWEEN_LINES, Terminal
 from repolicy.text import format_number, printable, with_minus
 
-SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
 _with_sign = partial(format_number, plus=True)

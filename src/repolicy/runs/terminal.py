@@ -9,14 +9,16 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from repolicy.text import printable
+from repolicy.text import Say, printable
 
+SECONDS_BETWEEN_LINES = 10.0  # of progress, where it is printed line by line
 MAX_LINE_LENGTH = 10_000  # of what is printed: a verdict with many limits is long, and a name in a damaged file endless
 
 
@@ -30,6 +32,26 @@ class Terminal(Console):
         """Print each sentence on a line of its own, without wrapping: a wrapped path cannot be copied."""
         for sentence in sentences:
             self.print(sentence, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, text: str) -> Iterator[Say]:
+        """Show a text until the block ends, and yield a function that shows the next one in its place.
+
+        Where nothing can be overwritten, as in a log, a line is printed every `SECONDS_BETWEEN_LINES` instead.
+        """
+        if self.is_interactive:
+            with self.status(text) as status:
+                yield status.update
+            return
+        printed_time = time.monotonic()
+
+        def show(text: str) -> None:
+            nonlocal printed_time
+            if time.monotonic() - printed_time >= SECONDS_BETWEEN_LINES:
+                self.say(text)
+                printed_time = time.monotonic()
+
+        yield show
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table of numbers, which are never cut off, even on a narrow terminal."""
