@@ -128,7 +128,7 @@ def infer(
         opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum.
         alpha: the larger of the ω′ and α̂ with which the prior is customized. For the record of a customized policy α̂
-            alone would be exact, if it had converged; after runs of the usual length its std is far above the optimum's.
+            alone would be exact, if it had converged; after usual runs its std is far above that of the optimum.
         earlier: the wish to which the policy was customized. None for a prior.
         labels: the rule that gives each step its weight.
         length: the number of steps in a window, over which features are summed.
