@@ -225,7 +225,7 @@ def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: 
     path = saved(tmp_path / "agent.pt", {"policy": named("net", network), "value": {}})
     with pytest.raises(
         CannotCopyError,
-        match=r'it looks like skrl.s, but its policy has no .*discrete=yes for choices.*--layout "actor=policy.net, activation=NAME"',
+        match=r"looks like skrl.s, but its .*discrete=yes for choices.*--layout .actor=policy.net, activation=NAME",
     ):
         describe(path)
     obs = observations(5)
