@@ -200,6 +200,8 @@ ROOMS = [
     Mutant("readers/rllib.py", 'scaling.get("clip_actions") is not False', "True", "tests/readers/test_formats_rllib.py", "RLlib's actions that are not clipped"),
     Mutant("readers/rllib.py", "if scaled is False and squashed:", "if False:", "tests/readers/test_formats_rllib.py", "RLlib's SAC whose actions are not scaled"),
     Mutant("readers/rllib.py", "raw.bias + np.log(half)", "raw.bias", "tests/readers/test_formats_rllib.py", "std of RLlib in units of [-1, 1]"),
+    Mutant("readers/rllib.py", "np.clip(raw, std.low, std.high) + np.log(half)", "raw + np.log(half)", "tests/readers/test_formats_rllib.py", "one std of RLlib that is not cut"),
+    Mutant("readers/mapped.py", "link=RL_GAMES_LINKS[model]", "link=layout.link", "tests/readers/test_formats_mapped.py", "a std of rl_games taken for a log-std"),
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),
     Mutant("readers/rllib.py", '"MeanStdFilter", 1e-6', '"MeanStdFilter", 1e-8', "tests/readers/test_formats_rllib.py", "what RLlib adds to a std of observations"),
     Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),
