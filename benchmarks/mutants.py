@@ -31,6 +31,7 @@ TREE = "tests/planning/test_tree.py"
 WISH_FILE = "tests/addons/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
+    Mutant("prepare/generative.py", "np.where(chunk.counts, self.addon.reward(transitions), 0.0)", "self.addon.reward(transitions)", UNTRAINED, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("addons/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
     Mutant("addons/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
@@ -329,6 +330,8 @@ ROOMS = [
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("evaluation.py", "rollout.actions.square().mean(-1)", "rollout.actions.square().sum(-1)", GENERATIVE, "the square of noise grows with its size"),
     Mutant("prepare/generative.py", "(scale * std - MIN_STD)", "(scale * torch.ones_like(std) - MIN_STD)", UNTRAINED, "noise of scale 1 is not the prior's"),
+    Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", UNTRAINED, "the worst of some draws is taken"),
+    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * evaluation", "decisions += evaluation", UNTRAINED, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "(file := PolicyFile(path)).sha256[:DIGEST_LENGTH] == sha256", "(file := PolicyFile(path))", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "decoder_bytes(parse_env_name(worker.request.env).decoder)", 'b""', GENERATIVE, "a policy's file without its decoder"),

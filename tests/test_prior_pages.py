@@ -18,7 +18,7 @@ from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
 from repolicy import evaluation
-from repolicy.prepare import cloning, diagnosis, flows, imitation, weights, worth
+from repolicy.prepare import cloning, diagnosis, flows, generative, imitation, weights, worth
 from repolicy.priors import fitting
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -64,6 +64,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     text = section("your-policy.md", "A generative policy")
     Path("flow.py").write_text(code(text)[0])
     text, _, fitted = text.partition("`imitate` fits")
+    monkeypatch.setattr(generative, "MAX_COPY_STEPS", 500)  # steps of copies
     trained, evaluated = run_all(capsys, text.replace("--sampled", "--sampled --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained

@@ -120,6 +120,13 @@ class GymnasiumEnvs(Batch):
     def each(self) -> list[Any]:
         return [one.env for one in self._ones]
 
+    def copies(self, times: int, random: np.random.Generator) -> "GymnasiumEnvs":
+        """Return `times` copies of each environment, side by side, in its state, with new random streams."""
+        other = copy.copy(self)
+        other.count = self.count * times
+        other._ones = [_One(self.name, n, copy_env(e, random)) for n, e in enumerate(self.each) for _ in range(times)]
+        return other
+
     @property
     def steps_a_second(self) -> float:
         """Steps per second of film; 30 where the environment does not say."""

@@ -11,6 +11,7 @@ is exactly N(0, I), whatever the decoder does.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -131,6 +132,13 @@ class NoiseEnvs:
         if (early := last < len(steps) - 1).any():  # a new episode has begun with actions of the old decision
             self._current = self.envs.renew(early, self._current)
         return Step(self._current, rewards, terminated, truncated, final, {}, chunk)
+
+    def copies(self, times: int, random: np.random.Generator) -> "NoiseEnvs":
+        """Return `times` copies of each environment, in its state; the wrapped ones must be copyable."""
+        inner: Any = self.envs
+        other = NoiseEnvs(inner.copies(times, random), self.decoder, self.name)
+        other._current = self._current.repeat(times, 0)
+        return other
 
     def close(self) -> None:
         self.envs.close()

@@ -227,7 +227,10 @@ def _prepare_start(
     notes += checks.try_addon(prior.policy, request)
     untrained = 0
     if not request.is_judged_by_mean and not resumed:
-        say("evaluating it without training, also with smaller noise")
+        say(
+            "evaluating it without training: smaller noise, and the best of 16 draws in copies of the environment, "
+            "which can take minutes"
+        )
         sentences, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += sentences
 

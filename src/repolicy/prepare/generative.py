@@ -7,10 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from repolicy.addons import addon_names
-from repolicy.envs import find_session_only, make_envs, parse_env_name, probe_env, with_decoder, with_observation_roles
-from repolicy.errors import UsageError
+from repolicy.addons import Addon, addon_names, combine_addons
+from repolicy.envs import (
+    Backend,
+    Transitions,
+    check_copies,
+    find_session_only,
+    make_envs,
+    make_one_env,
+    parse_env_name,
+    probe_env,
+    with_decoder,
+    with_observation_roles,
+)
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy
@@ -24,6 +36,7 @@ from repolicy.runs import Estimate, Settings, validate_settings
 HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is always added, so that it is never 0
 NOISE_SCALES = (1.0, 0.5, 0.0)  # scales of the noise that are evaluated without training
 EPISODES = 16  # in each evaluation without training
+BEST_OF_DRAWS, MAX_COPY_STEPS = 16, 40_000  # number of draws, and of environment steps that their copies may take
 PROBE_ROWS = 64  # observations that are decoded to describe the decoder
 MIN_RELATIVE_EFFECT = 0.01  # smallest effect of a noise direction on the actions, relative to the strongest one
 
@@ -129,7 +142,8 @@ def with_noise_scale(policy: Policy, scale: float) -> Policy:
 def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
     """Evaluate the decoder without training, and return notes and the number of decisions that this took.
 
-    It is evaluated at smaller noise scales, too. A last note says how many directions of the noise change the actions.
+    It is evaluated at smaller noise scales, and as the best of several draws by the add-on. A last note says how many
+    directions of the noise change the actions.
     """
     weighted, seed = addon_names.with_weights(wishes), settings.seed
     notes, evaluations = [], []
@@ -141,8 +155,67 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
         evaluations.append(evaluation)
         notes.append(f"noise of scale {scale:g}: {_format_rewards(evaluation)}")
     decisions = sum(each.environment_steps for each in evaluations)
+
+    label = f"the best of {BEST_OF_DRAWS} by the wish"
+    try:
+        addon = combine_addons(weighted)
+        check_copyable(env, addon)
+        episode_steps = evaluations[0].lengths.mean() * parse_env_name(env).chunk_length
+        copy_steps = int(BEST_OF_DRAWS * episode_steps)
+        if copy_steps > MAX_COPY_STEPS:
+            raise UsageError(f"an episode of it would take {copy_steps:,} steps of copies")
+        episodes = min(EPISODES, MAX_COPY_STEPS // copy_steps)
+        evaluation = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=weighted, seed=seed)
+        notes.append(f"{label}: {_format_rewards(evaluation)}")
+        decisions += (BEST_OF_DRAWS + 1) * evaluation.environment_steps
+    except UsageError as error:
+        notes.append(f"{label} is not known: {error}")
     notes[0] += " (± is the standard error)"
     return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], decisions
+
+
+class BestOf:
+    """An agent that takes, of `count` draws from the prior, that of highest add-on reward in copied environments."""
+
+    backend: Backend = "gymnasium"
+
+    def __init__(self, prior: Policy, addon: Addon, count: int) -> None:
+        self.observation_size, self.actions = prior.observation_size, prior.actions
+        self.prior, self.addon, self.count = prior, addon, count
+        self.random, self.generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+
+    def watch(self, envs: Any) -> None:
+        """Set the environments that are copied for each decision."""
+        self._envs = envs
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "BestOf":
+        return self
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        rows = len(observations)
+        draws = self.prior.actor(1, rows * self.count, self.generator)(observations.repeat(self.count, 0))
+        chunk = self._envs.copies(self.count, self.random).step(draws).chunk
+        transitions = Transitions(chunk.observations, chunk.actions, chunk.final, chunk.info)
+        rewards = np.where(chunk.counts, self.addon.reward(transitions), 0.0).sum(0).reshape(rows, self.count)
+        return draws.reshape(rows, self.count, -1)[np.arange(rows), rewards.argmax(1)]
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return zeros, because the best of several draws has no density in closed form."""
+        return torch.zeros(actions.shape[:-1])
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        return actions
+
+
+def check_copyable(env: str, addon: Addon) -> None:
+    """Raise where the environment cannot be copied, or where an add-on depends on past steps."""
+    parsed = parse_env_name(env)
+    env_id = parsed.plain
+    if addon.stateful_names:
+        raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
+    parsed.check_copyable()
+    with closing(make_one_env(env)) as made, in_one_sentence(f"{env_id} cannot be copied", UsageError):
+        check_copies(made, env_id)
 
 
 def _format_rewards(evaluation: Evaluation) -> str:
