@@ -112,6 +112,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}>=0.6", "distance<=9")}
     whole, stopped = Log(), Log()
     customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "whole", settings, callbacks=[whole], **asked)
+    assert any("is read to tell what share of it is kept" in each for each in whole.said)
     assert any("limit effort>=0.6 is broken: the last 8 iterations have " in each for each in whole.said)
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
@@ -312,7 +313,7 @@ def test_the_log_has_a_steps_mean_of_each_part_of_the_reward() -> None:
     parts = [found[f"reward_{name}"] for name in ("task", "prior", "entropy", "states", "limits", "total")]
     assert parts == [8.0, 4.0, 2.0, -1.0, -7.0, 6.0]
     assert (found["basic_return"], found["episode_length"], found["episodes"]) == (6.0, 15.0, 2.0)
-    assert (found["log_prior"], found["prior_kl"]) == pytest.approx((-5.0, 2.0))
+    assert (found["log_prior"], found["log_prior_low"], found["prior_kl"]) == pytest.approx((-5.0, -9.0, 2.0))
 
 
 def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:

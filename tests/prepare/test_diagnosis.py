@@ -38,6 +38,7 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     healthy = found(optimum())
     assert healthy.complaints == []
     assert healthy.verdict.startswith("it acts: no episode ends, basic reward")
+    assert healthy.outlier_share == 0.0
     assert healthy.worths.basic.value == pytest.approx(ALPHA, abs=3 * healthy.worths.basic.error)
     omega, states, _ = healthy.weights or (0.0, 0.0, "")
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
@@ -68,9 +69,16 @@ def returning(*returns: float) -> Evaluation:
 def test_who_is_better_by_one_kind_of_action_acts() -> None:
     good, poor = returning(1.0, 0.9, 1.1), returning(0.0, 0.1, -0.1)
     for mean_action, sampled in ((good, poor), (poor, good)):
-        assert find_complaints(optimum(), mean_action, sampled, poor) == []
-    [said] = find_complaints(optimum(), poor, poor, poor)
+        assert find_complaints(optimum(), mean_action, sampled, poor, 0.0) == []
+    [said] = find_complaints(optimum(), poor, poor, poor, 0.0)
     assert said.startswith("these episodes do not show that it acts better")
+
+
+def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
+    blind = optimum()
+    blind.normalizer.var.fill_(1e-6)
+    blind.normalizer._refresh()
+    assert any("beyond ±10" in sentence and "--vecnormalize" in sentence for sentence in found(blind).complaints)
 
 
 def evaluation_of(fell: float) -> Evaluation:
@@ -82,17 +90,17 @@ def evaluation_of(fell: float) -> Evaluation:
 
 def test_a_std_that_cannot_be_trained_from() -> None:
     steady, rarely, often, always = map(evaluation_of, (0.0, 0.1, 0.9, 1.0))
-    assert find_complaints(optimum(), steady, rarely, always) == []
-    assert "too wide" in find_complaints(optimum(), steady, often, always)[0]
+    assert find_complaints(optimum(), steady, rarely, always, 0.0) == []
+    assert "too wide" in find_complaints(optimum(), steady, often, always, 0.0)[0]
     narrow = Policy(replace(optimum().spec, initial_std=1e-4, min_std=0.0))
-    assert "too narrow" in find_complaints(narrow, steady, steady, always)[0]
+    assert "too narrow" in find_complaints(narrow, steady, steady, always, 0.0)[0]
 
 
 @pytest.mark.filterwarnings("error")
 def test_choices_have_no_range_also_where_they_are_not_counted_from_0() -> None:
     for space in (ActionSpace("discrete", (3,), (2.0,)), ActionSpace("discrete", (3, 2), (-1.0, 5.0))):
         chooses = Policy(PolicySpec(1, space, "categorical"))
-        assert find_complaints(chooses, *map(evaluation_of, (0.0, 0.0, 1.0))) == []
+        assert find_complaints(chooses, *map(evaluation_of, (0.0, 0.0, 1.0)), 0.0) == []
 
 
 def test_without_a_reward_the_rest_is_told() -> None:

@@ -169,6 +169,8 @@ def _statistics_rows(diagnosis: "Diagnosis") -> list[list[str]]:
         "steps an episode": [f"{each.lengths.mean():,.0f}" for each in evaluations],
         "ended before its time": [f"{share_ended(each):.0%}" for each in evaluations],
         "std of an action": ["" if std is None else format_number(std)] * 2 + [""],
+        "−log π a step, nats": [format_number(-each.log_policy.sum() / each.lengths.sum()) for each in evaluations],
+        "observations beyond ±10": ["", f"{diagnosis.outlier_share:.1%}", ""],
     }
     return [[name, *cells] for name, cells in rows.items() if any(cells)]
 

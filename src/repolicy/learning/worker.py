@@ -311,7 +311,8 @@ class Worker:
             steps["reward_limits"] = reward.total - sum(reward[:3]) - reward.states
         steps |= {"reward_total": reward.total, "log_policy": rollout.log_probs.double()}
         if log_prior is not None:
-            steps |= {"log_prior": log_prior.double(), **self.below_prior(rollout, log_prior)}
+            low = log_prior.quantile(0.1) * log_prior.numel()
+            steps |= {"log_prior": log_prior.double(), "log_prior_low": low, **self.below_prior(rollout, log_prior)}
         totals = {name: float(value.sum()) for name, value in steps.items()} | {
             "basic_return": float(sum(rollout.episodes.returns)),
             "episode_length": float(sum(rollout.episodes.lengths)),

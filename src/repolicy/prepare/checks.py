@@ -36,8 +36,12 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         held = collect_trial(prior, env, request.settings, deterministic=True)
     means = {limit: limit.values(held).mean() for limit in limits}
     notes = [f"limit {limit}: {with_minus(f'{mean:.3g}')} a step under the prior" for limit, mean in means.items()]
-    if request.settings.keep is not None and not np.isfinite(rollout.basic).all():
-        raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
+    if request.settings.keep is not None:
+        if not np.isfinite(rollout.basic).all():
+            raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
+        notes.append(
+            "the environment's own reward is read to tell what share of it is kept; the policy never learns from it"
+        )
     for name in addon_names.with_weights(request.addons):
         addon = combine_addons([name])
         reward = addon.reward(rollout.transitions)

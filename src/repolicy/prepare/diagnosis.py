@@ -4,6 +4,7 @@ The prior runs a thousand steps in each of some environments, with the mean acti
 policy. Only the add-on's reward is needed; the environment's own is shown where there is one.
 """
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from repolicy.addons import Addon
-from repolicy.envs import Backend, check_fit, probe_env
+from repolicy.envs import Backend, Collector, check_fit, make_envs, probe_env
 from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
@@ -20,7 +21,11 @@ from repolicy.prepare.worth import Worth, Worths, pooled, worths_of
 from repolicy.text import with_minus
 
 DIAGNOSIS_ENVS, DIAGNOSIS_STEPS = 16, 1_000
+OUTLIER_STEPS = 200  # in each environment
 MIN_STD_SHARE = 1e-3  # a std below this share of an action's range explores nothing
+MAX_NORMALIZED = 10.0  # normalized observations beyond this were rare in training
+MAX_OUTLIER_SHARE = 0.01  # share of all numbers that may be beyond it by chance
+QUESTION = "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Diagnosis:
     mean_action: Evaluation
     sampled: Evaluation
     untrained: Evaluation  # an untrained policy with sampled actions
+    outlier_share: float  # share of the observations' numbers that the normalizer puts beyond ±10
     worths: Worths  # what a nat is worth
     complaints: list[str]  # reasons against training from this prior
 
@@ -67,6 +73,7 @@ class Diagnosis:
             "complaints": self.complaints,
             **{name: getattr(self, name).as_dict() for name in ("mean_action", "sampled", "untrained")},
             "std": mean_std(self.policy),
+            "beyond_10": self.outlier_share,
             "worth": None if self.worths.basic is None else asdict(self.worths.basic),
             "wish_worth": None if self.worths.addon is None else asdict(self.worths.addon),
             "omega": None if self.weights is None else self.weights.omega,
@@ -94,8 +101,9 @@ def diagnose(
     worths = worths_of(pooled([mean_action]), pooled([sampled]), is_first_look=True, paired=paired)
     if nat_worth is not None and nat_worth.is_known:
         worths = replace(worths, basic=nat_worth)
-    complaints = find_complaints(policy, mean_action, sampled, untrained)
-    return Diagnosis(policy, mean_action, sampled, untrained, worths, complaints)
+    outliers = find_outlier_share(policy, env, backend)
+    complaints = find_complaints(policy, mean_action, sampled, untrained, outliers)
+    return Diagnosis(policy, mean_action, sampled, untrained, outliers, worths, complaints)
 
 
 def measure_episodes(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Evaluation:
@@ -108,6 +116,15 @@ def measure_episodes(policy: Policy, env: str, addon: Addon, deterministic: bool
     evaluation = run(DIAGNOSIS_ENVS)
     factor = int(DIAGNOSIS_STEPS // evaluation.lengths.mean())
     return run(DIAGNOSIS_ENVS * factor) if factor > 1 else evaluation
+
+
+def find_outlier_share(policy: Policy, env: str, backend: Backend) -> float:
+    """Return the share of numbers beyond ±10 among the normalized observations of some of the policy's steps."""
+    with closing(make_envs(env, DIAGNOSIS_ENVS, EVALUATION_SEED, backend)) as envs:
+        rollout = Collector(envs, OUTLIER_STEPS, torch.Generator().manual_seed(EVALUATION_SEED)).collect(policy)
+    seen = torch.from_numpy(rollout.observations[..., : policy.observation_size])
+    normalized = (seen - policy.normalizer.shift) * policy.normalizer.scale
+    return float((normalized.abs() > MAX_NORMALIZED).double().mean())
 
 
 def share_ended(evaluation: Evaluation) -> float:
@@ -123,7 +140,9 @@ def mean_std(policy: Policy) -> float | None:
     return None if log_std is None else float(log_std.exp().mean())
 
 
-def find_complaints(policy: Policy, mean_action: Evaluation, sampled: Evaluation, untrained: Evaluation) -> list[str]:
+def find_complaints(
+    policy: Policy, mean_action: Evaluation, sampled: Evaluation, untrained: Evaluation, outlier_share: float
+) -> list[str]:
     """Return the reasons against training from this prior as it was read, the worst first."""
     sentences = []
     returns = [each.basic for each in (mean_action, sampled, untrained)]
@@ -135,9 +154,10 @@ def find_complaints(policy: Policy, mean_action: Evaluation, sampled: Evaluation
                 f"basic reward {returns[0].mean():,.4g} by the mean action and {returns[1].mean():,.4g} sampled, "
                 f"against {returns[2].mean():,.4g}"
             )
-            + "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another "
-            "one?"
+            + QUESTION
         )
+    if outlier_share > MAX_OUTLIER_SHARE:
+        sentences.append(f"{outlier_share:.0%} of the numbers that it sees are beyond ±{MAX_NORMALIZED:g}{QUESTION}")
     ended = [share_ended(each) for each in (mean_action, sampled)]
     if ended[1] - ended[0] >= 0.5:
         sentences.append(

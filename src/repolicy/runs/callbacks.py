@@ -50,6 +50,7 @@ PANEL_ROWS: dict[str, list[tuple[str, str, Callable[[float], str], str]]] = {
         ("reward_limits", "limits", _with_sign, ""),
         ("reward_total", "sum", _with_sign, ""),
         ("log_prior", "log prior", "{:.3f}".format, "nats"),
+        ("log_prior_low", "… its lowest tenth", "{:.3f}".format, "nats"),
         ("prior_kl", "KL to the prior", "{:z.3f}".format, "nats"),
         ("below_prior", "less likely to the prior than its own", "{:.3f}".format, "nats"),
     ],
