@@ -25,6 +25,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
+from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -163,6 +164,18 @@ def test_a_folder_that_looks_like_an_option_is_handed_on_whole(
     told_paths = [told(started[0], option) for option in ("--settings", "--out", "customize")]
     folder = tmp_path / "-sw"
     assert told_paths == [str(folder / name) for name in ("settings.json", "omega-0.1", "prior.safetensors")]
+
+
+def test_a_second_sweep_is_refused_before_anything_is_measured(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> None:
+        RunFolder(tmp_path / "out").locked().__enter__()
+
+    monkeypatch.setattr("repolicy.many.sweep._choose_for_all", measured)
+    with pytest.raises(FileError, match="another run is at work"):
+        refused(prior, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def chosen(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:

@@ -239,6 +239,17 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     assert resumed.finished
 
 
+def test_a_second_run_is_refused_before_weights_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepared(start: object, request: object, folder: RunFolder, *_: object) -> None:
+        RunFolder(folder.path).locked().__enter__()
+
+    monkeypatch.setattr("repolicy.learning.training._prepare_start", prepared)
+    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
+    with pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
+        repolicy.customize(prior, tiny("stay_near"), out=tmp_path / "run", env=tiny("LinearQuadratic"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_progress_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     one = replace(SMALL, ranks=1, steps=128)
     for progress, shown in ((True, True), (False, False), (None, False)):  # nobody looks at a test's stderr

@@ -58,7 +58,7 @@ def run(
     env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
-    """Claim the folder, start the ranks, and train, until the end or until Ctrl-C or SIGTERM.
+    """Claim the folder, which is locked, start the ranks, and train, until the end or until Ctrl-C or SIGTERM.
 
     `notes` are sentences for the callbacks; they get them once nothing more can be refused.
     """
@@ -66,13 +66,12 @@ def run(
         return _run_under_torchrun(request, folder, resume, callbacks, notes, start)
     ranks.check_count(request.settings.ranks)
     scoring_prior, source = (None, None) if start is None else (start.scoring_prior, start.source)
-    with folder.locked():
-        announce(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
-        message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
-        words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
-        program = ["from repolicy.learning.run import run_other_rank; run_other_rank()", words]
-        with polite_interrupt() as interrupted, ranks.launch_ranks(request.settings.ranks, program) as team:
-            return work(request, folder, team, callbacks, interrupted, scoring_prior)
+    announce(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
+    message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
+    words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
+    program = ["from repolicy.learning.run import run_other_rank; run_other_rank()", words]
+    with polite_interrupt() as interrupted, ranks.launch_ranks(request.settings.ranks, program) as team:
+        return work(request, folder, team, callbacks, interrupted, scoring_prior)
 
 
 def announce(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:

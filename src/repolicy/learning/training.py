@@ -1,6 +1,7 @@
 """The two entry points of training: `train()` from scratch and `customize()` from a prior."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -91,7 +92,8 @@ def train(
         checks.check_request(request)
         headline = f"training in {env}, into {session.describe_folder(folder, resume, earlier)}"
         notes = [headline, *notes, *decision.notes]
-        return run(request, folder, resume, callbacks, notes, env_timeout)
+        with locked(folder):
+            return run(request, folder, resume, callbacks, notes, env_timeout)
 
 
 @with_torch_defaults()
@@ -192,8 +194,9 @@ def customize(
         headline = f"customizing {session.display_name(prior)} in {env} to {' + '.join(options.addons)}, into {where}"
         notes = [headline, *notes, *start.notes, *checks.unused_settings(settings)]
         request = Request(env, objective, settings, options.addons, sparse=options.sparse, limits=options.limits)
-        start, request = _prepare_start(start, request, folder, init, resumed, callbacks, notes)
-        return run(request, folder, resume, callbacks, notes, env_timeout, start)
+        with locked(folder):
+            start, request = _prepare_start(start, request, folder, init, resumed, callbacks, notes)
+            return run(request, folder, resume, callbacks, notes, env_timeout, start)
 
 
 def _prepare_start(
@@ -243,6 +246,11 @@ def _prepare_start(
         spending = estimate_spending(request, decision.steps, length, untrained, fitting)
         notes.append(describe_spending(spending, parse_env_name(request.env).chunk_length))
     return start, request
+
+
+def locked(folder: RunFolder) -> AbstractContextManager[None]:
+    """Lock the folder for preparation and run; under torchrun `run` does so, on the first rank."""
+    return folder.locked() if torchrun_place() is None else nullcontext()
 
 
 def watchdog(env_timeout: float | None) -> Watchdog:

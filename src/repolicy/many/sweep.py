@@ -124,16 +124,16 @@ def sweep(
     settings = replace(settings, ranks=1)
     starter = pool.connect_to_ray() if on_ray else LocalProcess  # before episodes are spent
     env = start.with_roles(env, settings.backend)
-    start = start.fit_clone(env, settings, folder.prior, say)  # once, and each point begins with it
-    assert start.saved is not None
-    smallest = next((omega for omega in omegas if omega), 0.0)
-    objective = Objective("addon", smallest, alpha, states=states)
-    request = Request(env, objective, settings, options.addons, sparse=options.sparse)
-    alpha_is_omega = alpha == "omega" or (alpha is None and not request.is_judged_by_mean)
-    shared = _choose_for_all(request, start, alpha_is_omega, say)
-
-    # Train all points, and evaluate them.
     with RunFolder(folder.path).locked():
+        start = start.fit_clone(env, settings, folder.prior, say)  # once, and each point begins with it
+        assert start.saved is not None
+        smallest = next((omega for omega in omegas if omega), 0.0)
+        objective = Objective("addon", smallest, alpha, states=states)
+        request = Request(env, objective, settings, options.addons, sparse=options.sparse)
+        alpha_is_omega = alpha == "omega" or (alpha is None and not request.is_judged_by_mean)
+        shared = _choose_for_all(request, start, alpha_is_omega, say)
+
+        # Train all points, and evaluate them.
         omegas = folder.claim(shared, omegas, start.content, episodes)
         if start.scoring_prior is not None:  # no point fits a clone of its own
             for omega in omegas:
