@@ -195,6 +195,15 @@ def test_a_function_of_other_arguments_is_told_what_it_is_called_with(tmp_path: 
         combine_addons([f"{tmp_path / 'three.py'}:slow"])
 
 
+def test_an_object_with_a_past_is_told_to_be_its_class() -> None:
+    with pytest.raises(UsageError, match=r"began: Any\).*; to be called with began, too, name the class itself$"):
+        combine_addons(wishes_of(Remembering()))
+
+
+class Remembering:
+    def __call__(self, observations: Any, actions: Any, after: Any, info: Any, began: Any) -> Any: ...
+
+
 def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
     addon = combine_addons([tiny("one_row")])
     steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)

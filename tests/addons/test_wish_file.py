@@ -1,6 +1,7 @@
 """Wishes that were learnt, as files: features, what every command takes, and that nothing in a file is trusted."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,6 +152,16 @@ def test_a_file_of_features_may_begin_like_an_entry(tmp_path: Path) -> None:
     (tmp_path / "actions.py").write_text("def f(observations, actions, after, info): return actions\n")
     found = Features.of(f"{tmp_path / 'actions.py'}:f")
     assert np.array_equal(found(BEFORE, DONE, AFTER, {}), DONE)
+
+
+def test_features_are_handed_over_as_a_function_of_this_session() -> None:
+    def squares(observations: Any, actions: Any, after: Any, info: Any) -> Any:
+        return actions**2
+
+    found = Features.of(squares)
+    assert found(BEFORE, DONE, AFTER, {}).tolist() == [[1, 4], [0, 9]]
+    assert found.names(2, (3, 2)) == ("squares[0]", "squares[1]")
+    assert Features.of(found.reference).function is squares
 
 
 @pytest.mark.parametrize("reference", ["nxt[0]", "nxt[0:1]^2", "next[0],my.py:f", "next[9]", "next[2:1]", "next[0:1"])

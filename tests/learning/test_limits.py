@@ -336,6 +336,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
     [
         ({"limits": "effort"}, "limit 'effort' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         ({"limits": [np.mean]}, "limit <function mean .*> is not of the form NAME<=NUMBER or NAME>=NUMBER"),
+        ({"limits": np.mean}, "limit <function mean .*> is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         ({"limits": "power<=1"}, "'power', .* in the environment's info; there is distance"),
         ({"limits": "action_rate=10<=1"}, "is on the add-on's mean squared change, in which no weight counts"),
         ({"limits": ["distance<=1", "distance>=2"]}, "limits distance<=1 and distance>=2 contradict each other"),

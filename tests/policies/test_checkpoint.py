@@ -203,6 +203,12 @@ def test_a_prior_with_a_dial_is_not_written(tmp_path: Path) -> None:
         save_policy(tmp_path / "mine", trained(), prior=dialed)
 
 
+def test_what_is_no_policy_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^a Linear is no Policy, .* a run's result has one, its \.policy$"):
+        save_policy(tmp_path / "mine", torch.nn.Linear(2, 2))
+    assert not (tmp_path / "mine").exists()
+
+
 def test_a_policy_comes_back_with_what_it_observes(tmp_path: Path) -> None:
     policy = trained()
     policy.groups = ("speed", "place")

@@ -59,6 +59,37 @@ def test_a_function_that_draws_its_actions_tells_no_mean() -> None:
         prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
 
 
+class Drawing(nn.Module):
+    """Samples its actions in any mode, as the policies of Stable-Baselines3's SAC do."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return torch.randn(len(observations), 2)
+
+
+def test_a_module_that_draws_its_actions_tells_no_mean() -> None:
+    prior = MeanPrior(Drawing(), 0.5).for_spaces(3, TWO)
+    with pytest.raises(UsageError, match="Drawing gives different actions for the same observations: it draws them"):
+        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
+
+
+class Distributed(nn.Module):
+    def forward(self, observations: Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(observations[:, :2], 0.3)
+
+
+def predict(observations: np.ndarray) -> tuple[np.ndarray, None]:
+    return twice(observations), None
+
+
+@pytest.mark.parametrize(
+    ("mean", "what"), [(predict, "predict gave a tuple"), (Distributed(), "Distributed gave a Normal")]
+)
+def test_what_gives_more_than_means_is_told_what_to_give(mean: Any, what: str) -> None:
+    prior = MeanPrior(mean, 0.5).for_spaces(3, TWO)
+    with pytest.raises(UsageError, match=rf"^{what}, and must give the mean actions alone, \[N, A\]: name a function"):
+        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
+
+
 class Leaning:
     """Knows log-probabilities, in NumPy, and nothing else."""
 

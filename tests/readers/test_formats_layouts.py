@@ -221,7 +221,7 @@ def td3(tmp_path: Path) -> Path:
     return saved(tmp_path / "td3.pth", squashed("fc_mu"))
 
 
-@pytest.mark.parametrize("value", ["0.2", 0.0, -1.0, np.nan, np.inf, 1e60])
+@pytest.mark.parametrize("value", ["0.2", 0.0, -1.0, np.nan, np.inf, 1e60, np.array([0.3, 0.2])])
 @pytest.mark.parametrize(("name", "least"), [("std", "1e-05"), ("temperature", "1e-12")])
 def test_a_number_that_is_none_is_refused(name: str, least: str, value: Any, td3: Path) -> None:
     with pytest.raises(UsageError, match=f"^{name} is .*; it must be above 0, a number from {least} to 1e[+]12$"):

@@ -16,7 +16,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.runs.request import choose_family, spec_for
-from repolicy.runs.settings import Settings, read_settings
+from repolicy.runs.settings import Settings, complete_settings, read_settings
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("gamma", 1.01), ("learning_rate", -1e-4)])
@@ -32,6 +32,12 @@ def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
     assert json.dumps(numbers.as_dict()) == json.dumps(Settings(seed=3, gamma=0.5, hidden=(8,)).as_dict())
     with pytest.raises(UsageError, match="'learning_rate' is nan; it must be a number"):
         Settings(learning_rate=math.nan)
+
+
+@pytest.mark.parametrize("settings", ["settings.json", 3_000_000, SimpleNamespace(steps=3_000_000)])
+def test_settings_are_a_dict_or_an_object_of_their_own(settings: Any) -> None:
+    with pytest.raises(UsageError, match=f"^the settings are .*{type(settings).__name__}: .* {{'steps': 300_000}}"):
+        complete_settings(settings, Settings())
 
 
 def test_iterations() -> None:

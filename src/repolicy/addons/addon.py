@@ -224,7 +224,9 @@ def _check_parameters(name: str, function: Function) -> None:
     try:
         parameters.bind(*ARGUMENTS)
     except TypeError:
-        raise UsageError(f"add-on {name!r} takes {parameters}, and is called with ({', '.join(ARGUMENTS)})") from None
+        problem = f"add-on {name!r} takes {parameters}, and is called with ({', '.join(ARGUMENTS)})"
+        remedy = "; to be called with began, too, name the class itself" if "began" in parameters.parameters else ""
+        raise UsageError(problem + remedy) from None
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:

@@ -17,7 +17,7 @@ from torch import Tensor
 from repolicy.envs import Info
 from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
 from repolicy.files import check_shape
-from repolicy.loading import load_function
+from repolicy.loading import load_function, reference_to
 from repolicy.policies.storage import read, write
 from repolicy.text import printable, strip_version
 
@@ -40,8 +40,9 @@ class Features:
     function: Function | None = None  # None for entries
 
     @classmethod
-    def of(cls, reference: str) -> "Features":
-        """Return the features that the user named; code is imported here."""
+    def of(cls, named: str | Function) -> "Features":
+        """Return the features that the user named or handed over; code is imported here."""
+        reference = named if isinstance(named, str) else reference_to(named)
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
             return cls(",".join(entries))

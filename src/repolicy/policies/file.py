@@ -103,6 +103,9 @@ def save_policy(
     Raises where the file could not be read again.
     """
     check_policy_name(Path(path))
+    if not isinstance(policy, Policy):
+        needed = "no Policy, of which such a file is made; a run's result has one, its .policy"
+        raise UsageError(f"a {type(policy).__name__} is {needed}")
     if isinstance(prior, ConditionedPolicy):
         raise UsageError(prior.missing_dials_message("the prior"))
     try:

@@ -89,8 +89,8 @@ class RequestOptions:
         sparse: bool = False,
     ) -> Self:
         """Return the options of a call: functions become names, and single values become tuples."""
-        limits = (limits,) if isinstance(limits, str) else tuple(limits)
-        return cls("" if env is None else env_name(env), addon_names.wishes_of(addon), limits, objective, sparse)
+        held: tuple[Any, ...] = tuple(limits) if isinstance(limits, list | tuple) else (limits,)
+        return cls("" if env is None else env_name(env), addon_names.wishes_of(addon), held, objective, sparse)
 
     def filled_from(self, before: Request | None) -> "RequestOptions":
         """Return a copy whose empty fields have the values of the earlier request."""

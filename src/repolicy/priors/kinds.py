@@ -54,9 +54,7 @@ class MeanPrior(nn.Module):
             mean.eval()  # without dropout, and with fixed batch norm statistics
         self.program = mean if isinstance(mean, Program) else None
         self.has_memory = self.program is not None
-        # A function is called twice at first, to see whether it is deterministic. To compare a module's means would
-        # wait for the device.
-        self._is_checked = self.has_memory or isinstance(mean, nn.Module)
+        self._is_checked = self.has_memory  # others are called twice at first, to see whether they are deterministic
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if sha256 := getattr(mean, "sha256", ""):  # a checkpoint stores it, to recognize the prior when it is loaded
             self.register_buffer("sha256", torch.tensor([*bytes.fromhex(sha256)], dtype=torch.uint8))
@@ -129,6 +127,10 @@ class MeanPrior(nn.Module):
             result, state = self.program.step(inputs, state)
         else:
             result = self.mean(inputs)  # type: ignore[operator]
+        if isinstance(result, tuple) or (is_module and not isinstance(result, Tensor)):
+            remedy = "name a function that takes them out of it, without sampling"
+            kind = type(result).__name__
+            raise UsageError(f"{self.name} gave a {kind}, and must give the mean actions alone, [N, A]: {remedy}")
         if is_module:  # whether its means are finite is not checked, as that would wait for the device
             return result.detach().float(), state
         mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()

@@ -37,7 +37,9 @@ class Options:
         for name, value in vars(self).items():
             if value is None:
                 continue
-            is_number = name == "temperature" or (name == "std" and value != "fit")
+            is_number = name == "temperature" or (
+                name == "std" and str(value) != "fit"
+            )  # not ==, as it may be an array
             object.__setattr__(self, name, _checked_number(name, value) if is_number else str(value))
 
 

@@ -231,6 +231,9 @@ def complete_settings(named: S | Mapping[str, Any] | None, defaults: S) -> S:
     """
     if isinstance(named, AnySettings):
         return named  # type: ignore[return-value]
+    if named is not None and not isinstance(named, Mapping):
+        need = "they must be a dict such as {'steps': 300_000}, or a Settings"
+        raise UsageError(f"the settings are of type {type(named).__name__}: {need}")
     values = validate_settings(dict(named or {}), "settings", type(defaults))
     settings = replace(defaults, **values)
     for name, (condition, is_read) in CONDITIONAL_SETTINGS.items():

@@ -112,7 +112,7 @@ def record_alone(opened: OpenedPolicy, env: EnvLike, seed: int = 0, steps: int =
 def infer(
     records: Sequence[Record],
     opened: OpenedPolicy,
-    features: str,
+    features: str | Callable[..., Any],
     alpha: float,
     earlier: LearntWish | None = None,
     labels: Labels | None = None,
@@ -126,7 +126,7 @@ def infer(
     Args:
         records: the records of take-overs. One of them was made with this policy.
         opened: the policy, as `priors.open_agent` returns it.
-        features: the features of which the wish is a weighted sum.
+        features: the features of which the wish is a weighted sum, named or as a function.
         alpha: the larger of the ω′ and α̂ with which the prior is customized. For the record of a customized policy α̂
             alone would be exact, if it had converged; after usual runs its std is far above that of the optimum.
         earlier: the wish to which the policy was customized. None for a prior.
@@ -262,7 +262,7 @@ class Teaching:
                     )
             wish.write(path)
             result = self.customizing(
-                self.prior, wish_request(path, self.features), residual(self.omega, self.alpha, self.states), run,
+                self.prior, wish_request(path, features.reference), residual(self.omega, self.alpha, self.states), run,
                 dict(self.settings or {}), env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip
             if not result.finished:
