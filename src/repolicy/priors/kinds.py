@@ -108,7 +108,8 @@ class MeanPrior(nn.Module):
         """Return the means `[N, A]` at observations `[N, O]`, and the memory after this step; check the means."""
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
             mean, state = self._run(observations, state)
-            if not self._is_checked:
+            would_wait = isinstance(self.mean, nn.Module) and observations.device.type != "cpu"  # for the device
+            if not (self._is_checked or would_wait):
                 self._is_checked = True
                 if not torch.allclose(mean, self._run(observations, state)[0], atol=1e-6, equal_nan=True):
                     why = "it draws them at random, or remembers what came before, for which it needs begin and step"
