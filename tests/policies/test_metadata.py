@@ -185,6 +185,7 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     assert (dog["observations"]["names"][47], dog["control_period"], cheetah["control_period"]) == (
         *("state[47]", 0.02, 0.05),
     )
+    assert (ant["actions"]["low"], dog["actions"]["high"]) == ([-1.0] * 8, [1.0] * 12)
     save_policy(tmp_path / "walker.safetensors", Policy(PolicySpec(24, ActionSpace("continuous", (6,)))), {})
     cli.main(
         ["export", str(tmp_path / "walker.safetensors"), "--env", "WalkerWalk-v1", "--out", str(tmp_path / "w.pt")]
@@ -195,9 +196,48 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     ]
 
 
+REPEATED = """
+import gymnasium
+
+class Repeated(gymnasium.Wrapper):
+    def step(self, action):
+        self.env.step(action)
+        return self.env.step(action)
+
+def hop():
+    return Repeated(gymnasium.make("Hopper-v5"))
+"""
+
+
+def test_a_robot_of_code_tells_how_long_it_repeats_an_action(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "robots.py").write_text(REPEATED)
+    policy, path = Policy(PolicySpec(11, ActionSpace("continuous", (3,)), hidden=(4,))), tmp_path / "mine.safetensors"
+    save_policy(path, policy, {"request": {"env": f"{tmp_path}/robots.py:hop"}})
+    cli.main(["export", str(path), "--out", str(tmp_path / "mine.pt")])
+    assert "control_period" not in carried(tmp_path / "mine.pt")
+    assert "without names, ranges and control period: " in capsys.readouterr().err
+    cli.main(["export", str(path), "--out", str(tmp_path / "mine.pt"), "--trust"])
+    found = carried(tmp_path / "mine.pt")
+    assert (found["control_period"], found["actions"]["names"][2]) == (0.016, "foot_joint")  # two steps of 0.008 s
+
+
+def test_an_environment_tells_the_range_that_a_policy_does_not() -> None:
+    told = {"env": "Mine-v0", "actions": {"low": (-2.0, -math.inf), "high": (3.0, 4.0)}}
+    own, none = make_policy(PLAIN, 0), make_policy(replace(PLAIN, actions=ActionSpace("continuous", (2,))), 0)
+    found = [deployment_info(policy, None, {}, told)["actions"] for policy in (own, none)]
+    assert [(each["low"], each["high"]) for each in found] == [
+        ([-1.0, -3.0], [1.0, 2.0]),
+        ([-2.0, -float(np.finfo(np.float32).max)], [3.0, 4.0]),
+    ]
+    with pytest.raises(UsageError, match="Mine-v0 has 2 actions, and the policy 3"):
+        deployment_info(Policy(PolicySpec(5, ActionSpace("continuous", (3,)))), None, {}, told)
+
+
 def test_an_option_that_envpool_alone_has_is_taken_by_its_contract() -> None:
     pytest.importorskip("envpool")
-    assert environment_info("Hopper-v4?healthy_z_min=0.5") == {"env": "Hopper-v4?healthy_z_min=0.5"}
+    assert environment_info("Hopper-v4?healthy_z_min=0.5").keys() == {"env", "actions"}
     assert "observations" in environment_info("Hopper-v4?healthy_z_range=[0.5,9]")
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from repolicy.envs import env_maker, envpool_names, evaluation_backend, group_sizes, observed_parts, parse_env_name
 from repolicy.errors import UsageError, in_one_sentence
@@ -46,24 +47,44 @@ def _envpool_info(name: str) -> dict[str, Any]:
 
     spec = envpool.make_spec(parsed.plain, **parsed.options)
     info = {"control_period": float(spec.config.ctrl_dt)} if hasattr(spec.config, "ctrl_dt") else {}
-    return info | _part_names(spec.observation_space, name)
+    return info | _part_names(spec.observation_space, name) | {"actions": _ranges(spec.action_space)}
 
 
 def _gymnasium_info(name: str) -> dict[str, Any]:
     with closing(env_maker(name)()) as env:
         unwrapped: Any = env.unwrapped
-        info = _part_names(env.observation_space, name)
+        info = _part_names(env.observation_space, name) | {"actions": _ranges(env.action_space)}
         model: Any = getattr(unwrapped, "model", None)
-        period = getattr(unwrapped, "dt", 0)
-        if isinstance(period, float | int) and period > 0:
-            info["control_period"] = float(period)
+        if period := _control_period(env):
+            info["control_period"] = period
         if hasattr(model, "actuator_trnid") and model.nu == np.prod(env.action_space.shape or ()):
             joints = [model.joint(model.actuator_trnid[index, 0]).name for index in range(model.nu)]
             names = [model.actuator(index).name or joint for index, joint in enumerate(joints)]
-            info["actions"] = {"names": names} if all(names) else {}
+            info["actions"] |= {"names": names} if all(names) else {}
         if hasattr(model, "jnt_type") and "observations" not in info:
             info |= _joint_names(model, unwrapped.data, np.ravel(env.reset(seed=0)[0]), unwrapped)
     return info
+
+
+def _control_period(env: Any) -> float:
+    """Return the seconds between two actions, or 0 if the environment does not tell.
+
+    MuJoCo's clock tells them also where a wrapper, or a step of the user's own, repeats an action.
+    """
+    clock = getattr(env.unwrapped, "data", None)
+    if not hasattr(clock, "time"):
+        period = getattr(env.unwrapped, "dt", 0)
+        return float(period) if isinstance(period, float | int) else 0.0
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    before = clock.time
+    env.step(env.action_space.sample())
+    return round(clock.time - before, 12)  # a sum of the simulator's steps, in which rounding errors add up
+
+
+def _ranges(space: Any) -> dict[str, Any]:
+    """Return the bounds of actions that are numbers."""
+    return {"low": tuple(space.low.ravel()), "high": tuple(space.high.ravel())} if isinstance(space, spaces.Box) else {}
 
 
 def _part_names(space: Any, name: str) -> dict[str, Any]:

@@ -137,9 +137,10 @@ class Export(OpensPolicy):
     """The file to write: .onnx, for ONNX Runtime and whatever reads ONNX; or .pt, TorchScript for C++ programs with
     libtorch. By default an .onnx beside the policy, or here if it is shipped or another library's."""
     env: str | None = None
-    """Environment whose names and control period the file gets; by default the policy's own, unless that is code."""
+    """Environment whose names, ranges and control period the file gets; by default the policy's own."""
     trust: bool = False
-    """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
+    """Run code that the policy's file names as environment, or open a generative policy's decoder, to write both as
+    one graph."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.addons import env_from_card
@@ -168,11 +169,12 @@ class Export(OpensPolicy):
             return {"file": str(out), "format": format, "difference": difference}
         env_info: dict[str, Any] = {}
         try:
-            env = self.env or env_from_card(saved.card, path)
+            env = self.env or env_from_card(saved.card, path, self.trust)
             env_info = environment_info(match_observation(env, saved.policy))
-        except UsageError:
+        except UsageError as error:
             if self.env is not None:
                 raise
+            say(f"without names, ranges and control period: {error}")
         difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, env_info=env_info)
         if decoder is not None:
             say("what comes out is a generative policy's noise, and no action: decode it")
