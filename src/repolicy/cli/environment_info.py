@@ -71,7 +71,7 @@ def _control_period(env: Any) -> float:
 
     MuJoCo's clock tells them also where a wrapper, or a step of the user's own, repeats an action.
     """
-    clock = getattr(env.unwrapped, "data", None)
+    clock: Any = getattr(env.unwrapped, "data", None)
     if not hasattr(clock, "time"):
         period = getattr(env.unwrapped, "dt", 0)
         return float(period) if isinstance(period, float | int) else 0.0
