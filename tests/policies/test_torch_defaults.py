@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +19,20 @@ from repolicy.ranges import Dial
 
 def test_torch_is_as_it_was_afterwards_also_after_an_error(other_defaults: None) -> None:
     seen = list[tuple[torch.dtype, torch.device]]()
+    numbers = torch.arange(4096.0, dtype=torch.float32, device="cpu").reshape(64, 64) / 4096.0
+    wanted = numbers.double() @ numbers.double()
 
     @with_torch_defaults()
     def fail() -> None:
         seen.append((torch.get_default_dtype(), torch.get_default_device()))
+        torch.testing.assert_close((numbers @ numbers).double(), wanted, rtol=1e-6, atol=1e-6)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert seen == [(torch.float32, torch.device("cpu"))]
     assert (torch.get_default_dtype(), torch.get_default_device()) == (torch.float64, torch.device("meta"))
+    assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_what_is_too_small_for_a_float_is_0() -> None:
@@ -62,7 +67,9 @@ def test_a_policy_acts_and_its_dial_is_turned_as_ever(family: str, request: pyte
         assert np.array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
 def test_training_ends_in_the_same_bits(
     tmp_path: Path, around: Callable[[], AbstractContextManager[None]], request: pytest.FixtureRequest
 ) -> None:
@@ -79,6 +86,8 @@ def test_training_ends_in_the_same_bits(
 def other_defaults() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
+    torch.set_float32_matmul_precision("medium")  # some processors then multiply in bfloat16
     yield
+    torch.set_float32_matmul_precision("highest")
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)

@@ -313,12 +313,34 @@ def with_torch_defaults() -> Iterator[None]:
     """
     dtype, device = torch.get_default_dtype(), torch.empty(0).device  # get_default_device() may fail in old torch
     on_cpu = contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu")  # the latter slows each call
-    with on_cpu, torch.inference_mode(False), torch.enable_grad(), np.errstate(under="ignore"):
+    with (
+        on_cpu,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        _float32_products(),
+        np.errstate(under="ignore"),
+    ):
         torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
+def _float32_products() -> Iterator[None]:
+    """Multiply matrices in float32, where `torch.set_float32_matmul_precision("medium")` lets the CPU use bfloat16."""
+    products: Any = getattr(torch.backends.mkldnn, "matmul", None)  # before torch 2.9 there is none
+    chosen = getattr(products, "fp32_precision", "none")
+    if chosen in ("none", "ieee"):
+        yield
+        return
+    products.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = chosen
 
 
 @cache
