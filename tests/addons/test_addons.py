@@ -196,7 +196,7 @@ def test_a_function_of_other_arguments_is_told_what_it_is_called_with(tmp_path: 
 
 
 def test_an_object_with_a_past_is_told_to_be_its_class() -> None:
-    with pytest.raises(UsageError, match=r"began: Any\).*; to be called with began, too, name the class itself$"):
+    with pytest.raises(UsageError, match=r"began: Any\).*; to be called with began, too, name the class itself, or "):
         combine_addons(wishes_of(Remembering()))
 
 

@@ -1,6 +1,7 @@
 """Wishes with a past: hand-made arrays, EnvPool's own numbers, NumPy and torch alike, and rollouts of any length."""
 
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from repolicy.addons.addon import combine_addons
+from repolicy.addons.addon_names import wishes_of
 from repolicy.addons.gaits import (
     ActionRate,
     AirTime,
@@ -144,6 +146,24 @@ class FromStart:
         self.steps = np.where(began, 1, getattr(self, "steps", 0) + 1)
         self.first = np.where(began, first, getattr(self, "first", first))
         return self.steps * self.first
+
+
+class Weighed:
+    """An add-on with a past and a parameter."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def __call__(self, observations: Any, actions: Any, after: Any, info: Any, began: Any) -> Any:
+        return self.weight * began
+
+
+def test_a_class_with_a_parameter_is_handed_over_with_its_value() -> None:
+    addon = combine_addons(wishes_of([partial(Weighed, 3.0), partial(Weighed, 0.5)]))
+    steps = Transitions(ACTIONS, ACTIONS, ACTIONS, {}, AddonState(BEGAN, {}))
+    assert [rewards.tolist() for rewards in addon.weighted_rewards(steps)] == [
+        (3.0 * BEGAN).tolist(), (0.5 * BEGAN).tolist()
+    ]  # fmt: skip
 
 
 def collected(blocks: list[int]) -> list[Rollout]:

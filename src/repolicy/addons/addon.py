@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,7 +203,7 @@ def load_term(wish: str) -> AddonTerm:
         reported = getattr(code, "metric", None)
         title = f"mean {getattr(reported, '__name__', 'metric')}"
         metric = None if reported is None else Metric(title, reported, lambda values: values)
-        if inspect.isclass(code):
+        if inspect.isclass(code.func if isinstance(code, partial) else code):
             return AddonTerm(own, StatefulAddon(code), weight, metric)
         _check_parameters(own, code)
         return AddonTerm(own, code, weight, metric)
@@ -225,7 +226,8 @@ def _check_parameters(name: str, function: Function) -> None:
         parameters.bind(*ARGUMENTS)
     except TypeError:
         problem = f"add-on {name!r} takes {parameters}, and is called with ({', '.join(ARGUMENTS)})"
-        remedy = "; to be called with began, too, name the class itself" if "began" in parameters.parameters else ""
+        classes = "the class itself, or functools.partial(CLASS, ARGUMENT)"
+        remedy = f"; to be called with began, too, name {classes}" if "began" in parameters.parameters else ""
         raise UsageError(problem + remedy) from None
 
 
