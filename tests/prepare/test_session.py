@@ -213,6 +213,8 @@ def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -
     np.testing.assert_array_equal(axis.lines[0].get_ydata(), found["entropy"])
     with pytest.raises(UsageError, match="logged no 'entrophy'"):
         result.plot("entrophy")
+    with pytest.raises(FileError, match=r"/gone is not there: was it moved, or the working folder changed\?$"):
+        replace(result, folder=Path("gone")).metrics()
 
 
 def test_a_run_that_is_evaluated_knows_its_add_on() -> None:

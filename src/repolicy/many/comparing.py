@@ -240,7 +240,8 @@ def compare(
             one was customized from.
         new: the policy that is to replace it.
         env: an id, or a function that makes one environment; by default the one that the files name.
-        not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number.
+        not_worse: the largest loss that is accepted: a share of the old policy's mean, such as "5%", or a number in the
+            quantity's own units (0.05 is not 5%).
         addon: the wish that decides beside the basic reward; by default those of both policies' files, whose limits are
             shown, too. () is none.
         sampled: let sampled actions decide, not mean actions; for generative policies they always decide.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import Policy
 from repolicy.priors import How, dial, load_policy
@@ -63,6 +63,8 @@ class Result:
 
         docs/reading-a-report.md explains them.
         """
+        if not self.folder.is_dir():
+            raise FileError(f"{self.folder.absolute()} is not there: was it moved, or the working folder changed?")
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).read_metrics().items()}
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
