@@ -70,6 +70,20 @@ CHANGES = (
         r"python -m experiments\.planning",
         r"/(ant|hopper)\b",  # which can fall
     ),
+    Change(
+        "1f8bec84892ac96a656ec80e54213d9460e85034",
+        "a host's new critic, which begins at outputs of 0",
+        ("through_hosts",),
+        r"python -m experiments\.through_hosts",
+        r"^(rsl_rl|stable-baselines3)/",
+    ),
+    Change(
+        "1877aa7089188a9b4767873292e66872d3090047",
+        "the noise of inference, for which a whole episode is one group",
+        ("wishes",),
+        r"python -m experiments\.wishes",
+        r"/(mereq|no-\w+)",
+    ),
 )
 
 

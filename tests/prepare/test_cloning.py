@@ -35,7 +35,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.prepare import cloning
-from repolicy.prepare.cloning import fit_clone, score_loss
+from repolicy.prepare.cloning import compare_clone, fit_clone, score_loss
 from repolicy.priors.fitting import Samples, fit_normalizer
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, wrap_prior
 from repolicy.priors.opening import read_policy
@@ -92,7 +92,9 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert result.last["log_prior"] == pytest.approx(-entropy, abs=0.1)
     assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.05)
     [sentence] = [sentence for sentence in said.said if "nats a step from" in sentence]
-    assert sentence.endswith(" episodes)")
+    assert "with a basic reward of −" in sentence
+    assert sentence.endswith("(mean ± std)")
+    assert ("where the prior has −" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
     saved, request = read_policy(folder.prior), folder.load_request()
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
@@ -115,6 +117,13 @@ def test_a_share_is_kept_of_what_the_prior_earns_or_of_its_clone_where_it_cannot
     monkeypatch.setattr(segments, "measure_prior_rewards", noted)
     customized(prior, tmp_path / "run", replace(FEW, keep=0.9, evaluation_episodes=0), std=std)
     assert [isinstance(each, Policy) for each in measured] == [std is None]
+
+
+def test_prior_and_clone_are_compared_from_the_same_starts() -> None:
+    policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
+    kl, (of_clone, of_prior) = compare_clone(policy, policy, "Pendulum-v1", FEW)
+    assert kl == pytest.approx(0.0, abs=1e-6)
+    assert of_clone.basic.tolist() == of_prior.basic.tolist()
 
 
 def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

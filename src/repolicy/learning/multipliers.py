@@ -315,13 +315,18 @@ class Multipliers:
         if self.keep:
             limits["kept"] = Limit("kept", -1, self.keep), self.may_lose
         for column, (limit, unit) in limits.items():
-            values = np.array(logged[column][-LAST_ITERATIONS:])
+            whole = np.array(logged[column])
+            values = whole[-LAST_ITERATIONS:]
             broken_by = limit.excess(values)
             error = broken_by.std() / math.sqrt(len(values))
             # Broken by more than a little, and by more than two standard errors.
             if broken_by.mean() > unit * math.log(OVERSPENT_RATIO) + 2.0 * error:
-                found = f"the last {len(values)} iterations have {with_minus(f'{values.mean():.3g}')}"
-                sentences.append(f"limit {limit} is broken: {found}; more --steps may do, or a wish that weighs less")
+                count = len(values)
+                best = min(np.convolve(whole, np.full(count, 1 / count), "valid"), key=limit.excess)
+                found = f"the last {count} iterations have {values.mean():.3g}, the best {count} {best:.3g}"
+                sentences.append(
+                    f"limit {limit} is broken: {with_minus(found)}; more --steps may do, or a wish that weighs less"
+                )
         return sentences
 
     def state(self) -> dict[str, Any]:

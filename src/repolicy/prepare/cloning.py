@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repolicy.envs import Collector, HasSpaces, Rollout, make_envs
 from repolicy.errors import UsageError
-from repolicy.evaluation import evaluate
+from repolicy.evaluation import Evaluation, evaluate
 from repolicy.policies import (
     Adam,
     Gaussian,
@@ -58,9 +58,10 @@ def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Sa
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fit_clone(prior, env, settings)
-        kl, episodes, further_steps = measure_distance(prior, policy, env, settings)
-    say(distance_sentence(name_of(prior), kl, episodes))
-    found = {"kl": kl, "episodes": episodes, "prior": name_of(prior), "steps": steps + further_steps}
+        kl, evaluations = compare_clone(prior, policy, env, settings)
+    say(comparison_sentence(name_of(prior), kl, evaluations))
+    steps += sum(each.environment_steps for each in evaluations)
+    found = {"kl": kl, "episodes": len(evaluations[0].lengths), "prior": name_of(prior), "steps": steps}
     card = {"which": "clone", "clone_of": found}
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card)
 
@@ -187,19 +188,28 @@ def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: t
 # Comparing clone and prior --------------------------------------------------------------------------------------------
 
 
-def measure_distance(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> tuple[float, int, int]:
-    """Return KL(policy ‖ prior) a step in the policy's own sampled episodes, their number, and the steps they took."""
+def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> tuple[float, list[Evaluation]]:
+    """Return KL(clone ‖ prior) a step, in the clone's own states, and episodes of the clone and of the prior.
+
+    Both begin alike and sample their actions. A prior that only scores actions has no episodes.
+    """
     episodes = settings.evaluation_episodes or COMPARISON_EPISODES
     how: dict[str, Any] = {"seed": settings.seed, "backend": settings.backend, "longest": MAX_EPISODE_STEPS}
-    evaluation = evaluate(policy, env, episodes, prior=prior, deterministic=False, **how)
-    assert evaluation.log_prior is not None
-    kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
-    return kl, episodes, evaluation.environment_steps
+    agents = [agent for agent in (policy, prior) if not isinstance(agent, ScoredPrior)]
+    evaluations = [evaluate(agent, env, episodes, prior=prior, deterministic=False, **how) for agent in agents]
+    clone = evaluations[0]
+    assert clone.log_prior is not None
+    return float((clone.log_policy - clone.log_prior).sum() / clone.lengths.sum()), evaluations
 
 
-def distance_sentence(name: str, kl: float, episodes: int) -> str:
+def comparison_sentence(name: str, kl: float, evaluations: list[Evaluation]) -> str:
     """Return how far the clone is from the prior of this name, and what a distance that is too large means."""
+    episodes = len(evaluations[0].lengths)
     text = f"the actor is {with_minus(f'{kl:.3g}')} nats a step from {name} (KL, {episodes} episodes)"
+    rewards = [each.columns["basic_reward"].describe() for each in evaluations if "basic_reward" in each.columns]
+    if rewards:
+        prior_reward = f" where the prior has {rewards[1]}" if len(rewards) > 1 else ""
+        text += f", with a basic reward of {rewards[0]}{prior_reward} (mean ± std)"
     if kl > KL_WARNING:
         text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
     if kl < NEGATIVE_KL_WARNING:
