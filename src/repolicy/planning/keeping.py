@@ -43,13 +43,10 @@ SHAPE = {
 def check_free(folder: Path, env: str, addons: tuple[str, ...]) -> None:
     """Raise UsageError if the folder cannot be written, or holds something other than a planner for this request."""
     check_writable(folder / PLAN_FILE)
-    others = [name for name in (PRIOR, "run.json") if (folder / name).exists()]
-    if others and not is_plan(folder):
-        raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
     if is_plan(folder):
-        values = read_json(folder / PLAN_FILE)
-        check_shape(values, SHAPE, str(folder / PLAN_FILE))
-        _check_same_request(folder, values["request"], env, addons)
+        _check_same_request(folder, read_plan(folder)["request"], env, addons)
+    elif others := [name for name in (PRIOR, "run.json") if (folder / name).exists()]:
+        raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
 
 
 def _check_same_request(out: Path, request: dict[str, Any], env: str, addons: tuple[str, ...]) -> None:
