@@ -220,7 +220,7 @@ def env_maker(name: str) -> Make:
     make, at_reset = _constructor(name), parse_env_name(name).reset_options
 
     def make_one(**options: Any) -> gymnasium.Env[Any, Any]:
-        with contextlib.chdir("."):  # returns from where a simulator steps, to its assets: our paths may be relative
+        with contextlib.chdir("."):  # a maker may change the working folder, and our paths may be relative
             env = make(**options)
         return ResetWith(env, at_reset) if at_reset else env
 

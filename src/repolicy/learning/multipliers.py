@@ -306,7 +306,7 @@ class Multipliers:
         return objective
 
     def warnings(self, logged: Mapping[str, Sequence[Any]]) -> list[str]:
-        """Return a sentence for a budget, a kept share and for each limit that is broken at the end of a run."""
+        """Return a sentence for each constraint that is broken at the end of a run: budget, limits, kept share."""
         budget, violation, sentences = self.settings.budget, self.budget_violation, list[str]()
         if budget is not None and violation > math.log(OVERSPENT_RATIO):
             ends = f"the run ends beyond its budget: {budget.compare(logged[budget.metric][-1])}"

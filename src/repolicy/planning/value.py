@@ -44,7 +44,7 @@ def regression(
 
 
 BLOCKS = 32  # rollouts of the prior, of 64 environments and 50 steps each; fewer contain too few of its falls
-# A step is used for the fit if at least so many steps follow it, and all but so small a share of their discounts.
+# A step is used for the fit if at least AHEAD steps follow it, and what would come after these counts at most CUT.
 AHEAD, CUT = 100, 0.05
 HIDDEN, EPOCHS = (64, 64), 8
 NETWORKS = 4  # the value is their mean, because a planner exploits the errors of a single network

@@ -45,7 +45,7 @@ SCORED_RATE = 1e-3  # first learning rate; it falls to a fiftieth
 COMPARISON_EPISODES = 8  # to measure how far the clone is from the prior, where a run has no evaluation
 KL_WARNING = 0.5  # nats a step; beyond this distance from the prior, the user is warned
 NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not due to few episodes
-MAX_EPISODE_STEPS = 1_000  # in these episodes
+MAX_EPISODE_STEPS = 1_000  # in an episode of `compare_clone`
 
 
 def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
@@ -197,9 +197,10 @@ def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Setti
     how: dict[str, Any] = {"seed": settings.seed, "backend": settings.backend, "longest": MAX_EPISODE_STEPS}
     agents = [agent for agent in (policy, prior) if not isinstance(agent, ScoredPrior)]
     evaluations = [evaluate(agent, env, episodes, prior=prior, deterministic=False, **how) for agent in agents]
-    clone = evaluations[0]
-    assert clone.log_prior is not None
-    return float((clone.log_policy - clone.log_prior).sum() / clone.lengths.sum()), evaluations
+    of_clone = evaluations[0]
+    assert of_clone.log_prior is not None
+    kl = float((of_clone.log_policy - of_clone.log_prior).sum() / of_clone.lengths.sum())
+    return kl, evaluations
 
 
 def comparison_sentence(name: str, kl: float, evaluations: list[Evaluation]) -> str:

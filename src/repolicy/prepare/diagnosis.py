@@ -96,7 +96,7 @@ def diagnose(
     mean_action = measure_episodes(policy, env, addon, True, backend)
     untrained = measure_episodes(unskilled, env, addon, False, backend)
 
-    # With other numbers of episodes, their environments have other shares of them.
+    # With different numbers of episodes, episode i of one does not begin as episode i of the other.
     paired = len(mean_action.basic) == len(sampled.basic)
     worths = worths_of(pooled([mean_action]), pooled([sampled]), is_first_look=True, paired=paired)
     if nat_worth is not None and nat_worth.is_known:

@@ -25,7 +25,7 @@ IMITATION = "imitation"  # `which` in the card of the file
 
 @dataclass(frozen=True)
 class Imitation:
-    """The result of an imitation: the policy, its file, the fit, and its return."""
+    """The result of an imitation: the policy, its file, the fit, and an evaluation."""
 
     file: Path
     policy: Policy

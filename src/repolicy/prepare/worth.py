@@ -143,11 +143,7 @@ def pooled(evaluations: Sequence[Evaluation]) -> Episodes:
 
 
 def worths_of(
-    by_mean: Episodes,
-    sampled: Episodes,
-    is_first_look: bool,
-    steps: int = 0,
-    paired: bool = False,
+    by_mean: Episodes, sampled: Episodes, is_first_look: bool, steps: int = 0, paired: bool = False
 ) -> Worths:
     """Return the worths by all episodes so far."""
     basic = worth_of(by_mean, sampled, "basic", paired)

@@ -61,7 +61,7 @@ class Result:
     def metrics(self) -> dict[str, np.ndarray]:
         """Return each logged metric as an array with one value an iteration, nan if missing.
 
-        docs/reading-a-report.md explains them.
+        docs/reading-a-report.md explains them. Raises FileError where the run's folder is gone.
         """
         if not self.folder.is_dir():
             raise FileError(f"{self.folder.absolute()} is not there: was it moved, or the working folder changed?")

@@ -127,8 +127,8 @@ def infer(
         records: the records of take-overs. One of them was made with this policy.
         opened: the policy, as `priors.open_agent` returns it.
         features: the features of which the wish is a weighted sum, named or as a function.
-        alpha: the larger of the ω′ and α̂ with which the prior is customized. For the record of a customized policy α̂
-            alone would be exact, if it had converged; after usual runs its std is far above that of the optimum.
+        alpha: the larger of the ω′ and α̂ with which the prior is customized. For the record of a customized policy that
+            has converged, α̂ alone would be exact; but after usual runs its std is far above that of the optimum.
         earlier: the wish to which the policy was customized. None for a prior.
         labels: the rule that gives each step its weight.
         length: the number of steps in a window, over which features are summed.
