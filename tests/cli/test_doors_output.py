@@ -32,7 +32,7 @@ from repolicy.prepare.worth import Worth
 from repolicy.priors.finding import find_policy, output_folder
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
-from repolicy.runs.terminal import Terminal
+from repolicy.runs.terminal import Terminal, format_facts
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
@@ -83,7 +83,7 @@ def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.Cap
     path = "runs/" + "a_long_name_" * 8 + "/policy.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "40")
-        Terminal().facts({"best policy": path, "which": "", "kind": "policy"})
+        Terminal().say(format_facts({"best policy": path, "which": "", "kind": "policy"}))
     assert capsys.readouterr().err == f"  best policy  {path}\n  kind         policy\n"
 
 

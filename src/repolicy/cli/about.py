@@ -95,15 +95,14 @@ class Bench(Command):
         spread, terminal = figures["slice_shares"], Terminal()
         ranks = format_count(figures["ranks"], "rank")
         terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {figures['steps']:,} steps")
-        terminal.facts(
-            {
-                "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
-                "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
-                "share of the physics": f"{figures['share']:.3f}",
-                "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
-                "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
-            }
-        )
+        facts = {
+            "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
+            "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
+            "share of the physics": f"{figures['share']:.3f}",
+            "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
+            "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
+        }
+        terminal.say(format_facts(facts))
         return figures
 
 

@@ -57,10 +57,6 @@ class Terminal(Console):
         """Print a table of numbers, which are never cut off, even on a narrow terminal."""
         self.say(f"{title}\n{format_table(headings, rows)}")
 
-    def facts(self, facts: Mapping[str, object]) -> None:
-        """Print each name with its value, as `format_facts` writes them."""
-        self.say(format_facts(facts))
-
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text, or a cell of a table, without control characters, which text from files may contain."""
         lines = (printable(line, MAX_LINE_LENGTH) for line in text.split("\n"))
