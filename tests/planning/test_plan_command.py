@@ -175,6 +175,14 @@ def test_a_planner_of_another_wish_or_environment_is_not_written_over(other, fol
     assert f"{folder} is there already, for hind_leg=10 in HalfCheetah-v4: choose another --out" in error
 
 
+def test_a_planner_of_a_later_format_is_not_written_over(folder, tmp_path, capsys):
+    later = json.dumps(json.loads((folder / "plan.json").read_text()) | {"format": 2})
+    (tmp_path / "plan.json").write_text(later)
+    words = ["halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", tmp_path]
+    assert "has format 2" in failed(capsys, "plan", *words)
+    assert (tmp_path / "plan.json").read_text() == later
+
+
 def test_the_same_request_again_writes_over_its_planner(tmp_path):
     words = ["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", str(tmp_path)]
     for samples in (4, 5):
