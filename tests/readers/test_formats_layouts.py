@@ -160,7 +160,7 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
         ("elu\n    network:\n    - activations: tanh\n      name: net", "layers have different activations"),
         ("tanh\n    other:\n      activations: elu", "layers have different activations"),
         ("[]", "its activation is none"),
-        ("silu", "its activation is silu, for which skrl has none and puts none there"),
+        ("silu", "its activation is silu, which skrl does not know and leaves out"),
         ('""', "its activation is none"),
         ("tanh\n    output_activation: tanh\n    output_scale: 1.0", "its output_activation is tanh"),
         ('tanh\n    output_activation: ""\n    output_scale: 2.0', "its output_scale is 2.0"),

@@ -123,7 +123,7 @@ LLM: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualQLearning(Run):
-    """A command of Residual Q-learning, with the options that both commands have."""
+    """A command of Residual Q-learning, with its settings as options."""
 
     named_settings: Settings = field(default_factory=Settings)
 

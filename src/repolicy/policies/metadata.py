@@ -64,14 +64,14 @@ def deployment_info(
     policy: Policy, prior: Policy | None, card: dict[str, Any], env_info: dict[str, Any]
 ) -> dict[str, Any]:
     """Describe a policy for the program that runs it; `env_info` describes the environment, as far as it is known."""
-    spec, actions, told = policy.spec, policy.spec.actions, env_info.get("actions", {})
+    spec, actions, env_actions = policy.spec, policy.spec.actions, env_info.get("actions", {})
     for side, size in (("observations", spec.observation_size), ("actions", actions.width)):
         for entries in env_info.get(side, {}).values():
             if len(entries) != size:
                 env = env_info["env"]
                 raise UsageError(f"{env} has {len(entries)} {side}, and the policy {size}: name its own with --env")
     if actions.kind == "continuous" and not actions.low:  # such as a file of a library that stores no bounds
-        actions = replace(actions, low=told.get("low", ()), high=told.get("high", ()))
+        actions = replace(actions, low=env_actions.get("low", ()), high=env_actions.get("high", ()))
     stays_within = actions.kind == "discrete" or spec.clips or "squashed" in spec.family
     bounds: dict[str, Any] = {}
     if actions.kind == "discrete":
@@ -88,7 +88,7 @@ def deployment_info(
         "env": env_info.get("env", ""),
         "control_period": env_info.get("control_period"),
         "observations": {"size": spec.observation_size} | env_info.get("observations", {}),
-        "actions": told | asdict(actions) | bounds | {"stay_within": stays_within},
+        "actions": env_actions | asdict(actions) | bounds | {"stay_within": stays_within},
         "dials": [dial._asdict() | {"if_nan": dial.if_nan} for dial in dials],
         "addons": list(card.get("request", {}).get("addons", ())),
         "policy": fingerprint(policy),

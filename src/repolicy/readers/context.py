@@ -144,7 +144,7 @@ def read_statistics(path: Path, keys: tuple[str, ...] = (), limits: Limits = USU
 
 
 def _parse_vecnormalize(stub: Any, keys: tuple[str, ...], path: Path) -> Normalizer | None:
-    """Return the statistics of the keys, concatenated. With a clip all keys must have some, as one without has none."""
+    """Return the statistics of the keys, concatenated. A clip needs all keys to have some: others are not clipped."""
     if not isinstance(stub, ObjectStub) or ("obs_rms" not in stub.state and "norm_obs" not in stub.state):
         raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {short_repr(stub)}")
     if not stub.state.get("norm_obs", True):

@@ -29,7 +29,7 @@ class CannotCopyError(FileError):
 
 
 class UnknownActivationError(CannotCopyError):
-    """The network has an activation that Repolicy does not know, or several, so that no --layout opens it either."""
+    """The policy has activations, a std or a distribution that Repolicy does not know, nor does a --layout open it."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,8 @@ class Options:
         for name, value in vars(self).items():
             if value is None:
                 continue
-            is_number = name == "temperature" or (
-                name == "std" and str(value) != "fit"
-            )  # not ==, as it may be an array
+            # The text is compared, as an array would be compared number by number.
+            is_number = name == "temperature" or (name == "std" and str(value) != "fit")
             object.__setattr__(self, name, _checked_number(name, value) if is_number else str(value))
 
 

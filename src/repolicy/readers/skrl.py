@@ -94,7 +94,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
 def _activation(model: list[tuple[str, str]]) -> str | None:
     """Return the activation in the model's settings; refuse different activations per layer, and none.
 
-    In the place of a name that it does not know, skrl puts no activation.
+    For a name that it does not know, skrl builds a network without activations.
     """
     settings = [value for name, value in model if name in ("activations", "hidden_activation")]
     names = {name for value in settings for name in parse_list(value)}
@@ -102,7 +102,7 @@ def _activation(model: list[tuple[str, str]]) -> str | None:
         raise UnknownActivationError("its layers have different activations")
     name = (names.pop() or "none") if names else None
     if name is not None and name.lower() not in ACTIVATION_NAMES:
-        raise UnknownActivationError(f"its activation is {name}, for which skrl has none and puts none there")
+        raise UnknownActivationError(f"its activation is {name}, which skrl does not know and leaves out")
     return name
 
 

@@ -100,8 +100,8 @@ def chart_grid(figures: Sequence[str]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>'
 
 
-def histogram(series: Mapping[str, np.ndarray], title: str, unit: str = "episodes") -> str:
-    """Return histograms on one axis, a row for each series of episodes or steps; its name is the CSS class."""
+def histogram(series: Mapping[str, np.ndarray], title: str) -> str:
+    """Return histograms on one axis, a row for each series of steps `[M]`; its name is the CSS class."""
     values = np.concatenate([*series.values()])
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-9 * max(1.0, abs(high)):
@@ -120,7 +120,7 @@ def histogram(series: Mapping[str, np.ndarray], title: str, unit: str = "episode
                 content += (
                     f'<rect class="{name}" x="{_coordinate(x)}" width="{_coordinate(width)}" '
                     f'y="{_coordinate(base - height)}" height="{_coordinate(height)}">'
-                    f"<title>{count} of {len(sample)} {unit}</title></rect>"
+                    f"<title>{count} of {len(sample)} steps</title></rect>"
                 )
         mean, top = float(sample.mean()), base - row + 22
         x, is_right = axes.x(mean), axes.x(mean) > 0.5 * axes.width

@@ -2,7 +2,7 @@
 
     page("Hopper-v4", [section("Table", table([...], [...]))])
 
-Colors follow the reader's dark or light setting. The JavaScript plays all films together.
+Colors follow the reader's dark or light setting. The JavaScript plays all visible films together.
 """
 
 import base64

@@ -102,12 +102,7 @@ def name_of_prior(card: dict[str, Any]) -> str:
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
-def advice(
-    pairs: Sequence[Pair],
-    settings: Settings,
-    prior_kl: float,
-    hold_option: str,
-) -> str:
+def advice(pairs: Sequence[Pair], settings: Settings, prior_kl: float, hold_option: str) -> str:
     """Return what to try next; empty if some kind of action is significantly better and none is worse.
 
     `prior_kl` is the KL to the prior in nats per step at the end of the run. `hold_option` is the command's option that

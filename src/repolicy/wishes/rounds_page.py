@@ -74,7 +74,7 @@ def histograms(features: str, records: Sequence[Record]) -> str:
     sizes = (records[0].observation.shape[1], records[0].action.shape[1])
     names = described.names(len(next(iter(series.values()))[0]), sizes)
     drawn = [
-        charts.histogram({who: values[:, index] for who, values in series.items()}, name, "steps")
+        charts.histogram({who: values[:, index] for who, values in series.items()}, name)
         for index, name in enumerate(names)
     ]
     return charts.chart_grid(drawn)
