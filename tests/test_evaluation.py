@@ -237,7 +237,7 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
     assert shown[0].startswith("3 episodes with the mean action in ")
     assert [line.split()[0] for line in shown[1:]] == ["basic", "length,", "ended"]
     assert shown[-2].startswith("  length, steps ")
-    assert shown[-1] == "  ended early            0 of 3 episodes"
+    assert shown[-1] == "  ended early    0 of 3 episodes"
     assert repr(evaluate(policy(), tiny("Counter"), 3)).endswith("3 of 3 episodes")
 
 

@@ -139,11 +139,11 @@ class Evaluation:
     def __repr__(self) -> str:
         episodes = f"{format_count(len(self.basic), 'episode')} {ACTIONS[self.action]}"
         lines = [f"{episodes} in {self.env} ({self.backend}){', mean ± std' * (len(self.basic) > 1)}:"]
-        lines += [f"  {each.title:22s} {each.describe()}" for each in self.columns.values()]
+        rows = {each.title: each.describe() for each in self.columns.values()}
         if self.terminated is not None:
-            ended = f"{self.terminated.sum()} of {format_count(len(self.terminated), 'episode')}"
-            lines.append(f"  {'ended early':22s} {ended}")
-        return "\n".join(lines)
+            rows["ended early"] = f"{self.terminated.sum()} of {format_count(len(self.terminated), 'episode')}"
+        width = max(map(len, rows))
+        return "\n".join([*lines, *(f"  {title:{width}s}  {value}" for title, value in rows.items())])
 
     def as_dict(self) -> dict[str, Any]:
         return {

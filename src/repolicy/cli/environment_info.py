@@ -71,15 +71,15 @@ def _control_period(env: Any) -> float:
 
     MuJoCo's clock tells them also where a wrapper, or a step of the user's own, repeats an action.
     """
-    clock: Any = getattr(env.unwrapped, "data", None)
-    if not hasattr(clock, "time"):
-        period = getattr(env.unwrapped, "dt", 0)
+    unwrapped: Any = env.unwrapped
+    if not hasattr(getattr(unwrapped, "data", None), "time"):
+        period = getattr(unwrapped, "dt", 0)
         return float(period) if isinstance(period, float | int) else 0.0
     env.reset(seed=0)
     env.action_space.seed(0)
-    before = clock.time
+    before = unwrapped.data.time
     env.step(env.action_space.sample())
-    return round(clock.time - before, 12)  # a sum of the simulator's steps, in which rounding errors add up
+    return round(unwrapped.data.time - before, 12)  # a sum of the simulator's steps, in which rounding errors add up
 
 
 def _ranges(space: Any) -> dict[str, Any]:
