@@ -28,7 +28,7 @@ class CannotCopyError(FileError):
     """
 
 
-class UnknownActivationError(CannotCopyError):
+class UnknownSettingError(CannotCopyError):
     """The policy has activations, a std or a distribution that Repolicy does not know, nor does a --layout open it."""
 
 

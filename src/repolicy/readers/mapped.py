@@ -21,7 +21,7 @@ from repolicy.readers.description import (
     Normalizer,
     PolicyDescription,
     Std,
-    UnknownActivationError,
+    UnknownSettingError,
 )
 from repolicy.readers.layouts import EXP_SIGMA_NOTE, LAYOUTS, TIANSHOU_CHOICE, TIANSHOU_TD3, Layout, parse_layout
 from repolicy.readers.perceptrons import (
@@ -70,13 +70,13 @@ def _by_settings(layout: Layout, agent: dict[str, str], model: str) -> Layout:
     """Return rl_games' layout with the std of this model of its own; refuse what else may follow the last layer."""
     for key, number in (("mu_activation", "mean"), ("sigma_activation", "std")):
         if key in agent:
-            raise UnknownActivationError(f"its {number} goes through {agent[key]}")
+            raise UnknownSettingError(f"its {number} goes through {agent[key]}")
     if "min_sigma" in agent:
-        raise UnknownActivationError(f"its std has a min_sigma, {agent['min_sigma']}")
+        raise UnknownSettingError(f"its std has a min_sigma, {agent['min_sigma']}")
     if not model:
         return layout
     if model not in RL_GAMES_LINKS:
-        raise UnknownActivationError(f"its model is {model}, another distribution than a Gaussian")
+        raise UnknownSettingError(f"its model is {model}, another distribution than a Gaussian")
     notes = tuple(note for note in layout.notes if note != EXP_SIGMA_NOTE)
     return replace(layout, link=RL_GAMES_LINKS[model], notes=notes)
 
@@ -158,7 +158,7 @@ def _describe(tensors: Tensors, layout: Layout, root: str, activation: str, cont
     for name in layout.actor.split("+"):
         part = named_layers(tensors, f"{root}{name.strip()}")
         if layout.library == "tianshou" and layers and part[1:] and activation != "relu":
-            raise UnknownActivationError(
+            raise UnknownSettingError(
                 f"its head has layers of relu, tianshou's default, and its other layers {activation}"
             )
         layers += part

@@ -17,7 +17,7 @@ from repolicy.readers.description import (
     Normalizer,
     Perceptron,
     Place,
-    UnknownActivationError,
+    UnknownSettingError,
 )
 from repolicy.readers.pickles import real_array
 from repolicy.text import printable
@@ -123,7 +123,7 @@ def canonical_activation(name: str) -> str:
     """Return Repolicy's name of an activation, given any of its common names."""
     plain = ACTIVATION_ALIASES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
-        raise UnknownActivationError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
+        raise UnknownSettingError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
 
 

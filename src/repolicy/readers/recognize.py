@@ -19,7 +19,7 @@ from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.context import NoTemperatureError, ReadContext
-from repolicy.readers.description import CannotCopyError, PolicyDescription, UnknownActivationError
+from repolicy.readers.description import CannotCopyError, PolicyDescription, UnknownSettingError
 from repolicy.readers.perceptrons import first_names
 from repolicy.readers.pickles import DAMAGE_ERRORS, PICKLE_MAGIC, ZIP_MAGIC, ObjectStub, load, open_zip, short_repr
 from repolicy.readers.reading import Options
@@ -139,7 +139,7 @@ class PolicyFile:
             description: PolicyDescription = READERS[name].read(reader_input, context)
         except CannotCopyError as error:
             hint = "" if name in RUNNABLE_FORMATS else f"; {EXPORT_HINT}"
-            if hint and options.layout is None and not isinstance(error, UnknownActivationError):
+            if hint and options.layout is None and not isinstance(error, UnknownSettingError):
                 hint += self._layout_hint()
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
         except NoTemperatureError:

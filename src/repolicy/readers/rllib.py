@@ -25,7 +25,7 @@ from repolicy.readers.description import (
     Normalizer,
     PolicyDescription,
     Std,
-    UnknownActivationError,
+    UnknownSettingError,
 )
 from repolicy.readers.perceptrons import (
     actions_of,
@@ -84,7 +84,7 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     head = sequential_layers(tensors, HEAD, NORM_EPSILON)
     recorded = canonical_activation(config.get("fcnet_activation", "tanh") or "linear")
     if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu") or "linear") != recorded:
-        raise UnknownActivationError("its head has another activation than its encoder")
+        raise UnknownSettingError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
     network = make_perceptron([*sequential_layers(tensors, body, NORM_EPSILON), *head], None, activation)
     statistics = context.statistics(network.width, _checkpoint_normalizer(context, network.width))

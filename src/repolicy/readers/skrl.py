@@ -16,7 +16,7 @@ from repolicy.readers.description import (
     Normalizer,
     PolicyDescription,
     Std,
-    UnknownActivationError,
+    UnknownSettingError,
 )
 from repolicy.readers.perceptrons import (
     finite_float32,
@@ -81,7 +81,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         context.notes.append(UNCLIPPED_NOTE)
     for name, value in model:
         if value not in PLAIN_OUTPUTS.get(name, value):
-            raise UnknownActivationError(f"params/agent.yaml says that its {name} is {value}")
+            raise UnknownSettingError(f"params/agent.yaml says that its {name} is {value}")
     if not {"output", "output_shape"} & {name for name, _ in model}:
         context.notes.append(OUTPUT_NOTE)
     version = "2" if PREPROCESSORS[0] in checkpoint else ""
@@ -99,10 +99,10 @@ def _activation(model: list[tuple[str, str]]) -> str | None:
     settings = [value for name, value in model if name in ("activations", "hidden_activation")]
     names = {name for value in settings for name in parse_list(value)}
     if len(names) > 1:
-        raise UnknownActivationError("its layers have different activations")
+        raise UnknownSettingError("its layers have different activations")
     name = (names.pop() or "none") if names else None
     if name is not None and name.lower() not in ACTIVATION_NAMES:
-        raise UnknownActivationError(f"its activation is {name}, which skrl does not know and leaves out")
+        raise UnknownSettingError(f"its activation is {name}, which skrl does not know and leaves out")
     return name
 
 
