@@ -138,6 +138,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "size = size or abs(self.limit.bound) or 1.0", "size = size or 0.0", LIMITS, "a limit on what never happened outweighs all else"),
     Mutant("learning/multipliers.py", "max(size**2 - mean**2, 0.0)", "size**2", "tests/learning/test_budgets.py", "a limit that depends on where its quantity's zero lies"),
     Mutant("envs/names.py", "json.loads(LITERALS.get(value, value))", "json.loads(value)", "tests/envs/test_env_names.py", "an option of False is taken for true"),
+    Mutant("learning/worker.py", "log_prior.quantile(0.1)", "log_prior.quantile(0.9)", LIMITS, "likely actions logged as the unlikely ones"),
     Mutant("learning/multipliers.py", "+ 2.0 * error:", "+ 0.0 * error:", LIMITS, "a limit that chance broke is called broken"),
     Mutant("learning/worker.py", "reward.total - sum(reward[:3]) - reward.states", "reward.total - sum(reward[:3])", LIMITS, "what states cost is logged as what limits cost"),
     Mutant("learning/worker.py", "total=parts.total - price", "total=parts.total + price", LIMITS, "a reward that grows by what limits cost"),
