@@ -25,7 +25,9 @@ OUTLIER_STEPS = 200  # in each environment
 MIN_STD_SHARE = 1e-3  # a std below this share of an action's range explores nothing
 MAX_NORMALIZED = 10.0  # normalized observations beyond this were rare in training
 MAX_OUTLIER_SHARE = 0.01  # share of all numbers that may be beyond it by chance
-QUESTION = "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
+LIKELY_CAUSE = (
+    "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
+)
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,12 @@ def find_complaints(
                 f"basic reward {returns[0].mean():,.4g} by the mean action and {returns[1].mean():,.4g} sampled, "
                 f"against {returns[2].mean():,.4g}"
             )
-            + QUESTION
+            + LIKELY_CAUSE
         )
     if outlier_share > MAX_OUTLIER_SHARE:
-        sentences.append(f"{outlier_share:.0%} of the numbers that it sees are beyond ±{MAX_NORMALIZED:g}{QUESTION}")
+        sentences.append(
+            f"{outlier_share:.0%} of the numbers that it sees are beyond ±{MAX_NORMALIZED:g}{LIKELY_CAUSE}"
+        )
     ended = [share_ended(each) for each in (mean_action, sampled)]
     if ended[1] - ended[0] >= 0.5:
         sentences.append(

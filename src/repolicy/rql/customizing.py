@@ -121,12 +121,10 @@ def train(
     Without an objective it is `soft()`, or that of the resumed run. Its alpha is `alpha`, if that is named; without
     either it is the task's default. The other parameters are as in `repolicy.train`.
     """
-    folder = RunFolder(out, Request)
-    folder.check_new(resume)
     asked = RequestOptions.from_arguments(env, addon, objective=objective)
     if objective is not None and objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    before = earlier_request(folder, resume, trust, asked)
+    before = earlier_request(RunFolder(out, Request), resume, trust, asked)
     asked = asked.filled_from(before)
     objective = asked.objective or soft()
     if alpha is not None:
@@ -180,7 +178,6 @@ def customize(
         objective = resumed_objective(objective, before, out)
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
-
     _check_spaces(env)
     decision = _decide_weights(objective, saved, start.name, env, asked.addons, settings, callbacks)
     notes = [*start.notes, *decision.notes]
