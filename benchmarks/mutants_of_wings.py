@@ -87,7 +87,7 @@ WINGS = [
     Mutant("planning/keeping.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),
     Mutant("wishes/record.py", "max(start - self.before, 0)", "max(start - self.before + 1, 0)", RECORD, "a bad step too few"),
     Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", LOOP, "a page with a person's steps for the policy's"),
-    Mutant("wishes/record.py", "first + length <= episode[-1] + 1", "first + length <= episode[-1] + 2", RECORD, "windows that reach into another episode"),
+    Mutant("wishes/record.py", "len(episode) - length + 1", "len(episode) - length + 2", RECORD, "windows that reach into another episode"),
     Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),
     Mutant("wishes/learning_loop.py", "person_steps and begun < MIN_WINDOWS", "person_steps and begun < 0", LOOP, "a wish of one window"),
     Mutant("wishes/takeover.py", "np.where(own, np.clip(action, space.low, space.high), action)", "np.clip(action, space.low, space.high)", TAKEOVER, "the policy's actions are cut beside a person"),

@@ -11,6 +11,13 @@ from typing import Any
 import pytest
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU, Stable-Baselines3's models and the tests' tensors would lie apart
+# No test waits for a network. Hugging Face's libraries read this once, whichever test imports them first.
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

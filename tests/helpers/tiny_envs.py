@@ -23,7 +23,7 @@ class Tiny(gymnasium.Env[Any, Any]):
 
 
 class Groups(Tiny):
-    """A Dict with a part for a policy and one for a critic."""
+    """A Dict with a part for a policy and one for a critic; episodes of one step."""
 
     observation_space = spaces.Dict(
         {"privileged": spaces.Box(-9.0, 9.0, (3,), np.float32), "state": spaces.Box(-9.0, 9.0, (2,), np.float32)}
@@ -33,7 +33,7 @@ class Groups(Tiny):
         return {"privileged": np.full(3, 2.0, np.float32), "state": np.ones(2, np.float32)}, {}
 
     def step(self, action: Any) -> Any:
-        return *self.reset()[:1], 0.0, False, False, {}
+        return *self.reset()[:1], 0.0, False, True, {}
 
 
 # The value of an endless environment ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from repolicy.runs.settings import Settings
 
 SMALL = Settings(steps=64, envs=4, n_steps=4, minibatch=16, checkpoint_every=1)
 ADDON = "def f(obs, action, after, info): return 1.0 * after[..., 0]\n"
-ENV = "from tiny_envs import Endless\nclass Mine(Endless):\n    own = 1\n"
+ENV = "from tiny_envs import Mortal\nclass Mine(Mortal):\n    own = 1\n"
 
 
 @pytest.fixture

@@ -1,13 +1,9 @@
-"""What the tests of language models share: no network, and a prior that trains in seconds."""
+"""What the tests of language models share: a prior that trains in seconds."""
 
 import gc
 import os
 
 os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",

@@ -248,17 +248,18 @@ def windows(record: Record, features: Features, length: int, weights: np.ndarray
     """
     values = features(record.observation, record.action, record.next, {})
     starts, numbers = list[int](), list[int]()  # the first step of each window, and its number within its episode
+    has_weight = weights > 0
+    weighted = np.append(0, np.cumsum(has_weight))  # steps with weight before each step
     breaks = np.flatnonzero(record.episode[1:] != record.episode[:-1]) + 1
     for episode in np.split(np.arange(len(weights)), breaks):
-        first, before = int(episode[0]), len(starts)
-        while first + length <= episode[-1] + 1:
-            counts = weights[first : first + length] > 0
-            if counts.all() or (counts[0] and record.person[first]):
+        begins = episode[: max(0, len(episode) - length + 1)]  # where a window fits
+        is_whole = weighted[begins + length] - weighted[begins] == length
+        free, before = 0, len(starts)  # the first step after the last window
+        for first in begins[is_whole | (has_weight[begins] & record.person[begins])].tolist():
+            if first >= free:
                 numbers.append(len(starts) - before)
                 starts.append(first)
-                first += length
-            else:
-                first += 1
+                free = first + length
     firsts = np.array(starts, int)
     groups = record.episode[firsts]  # an episode may differ from the others as long as it lasts
     if len(np.unique(groups)) < MIN_GROUPS:
