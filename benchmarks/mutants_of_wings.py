@@ -88,7 +88,7 @@ WINGS = [
     Mutant("wishes/record.py", "max(start - self.before, 0)", "max(start - self.before + 1, 0)", RECORD, "a bad step too few"),
     Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", LOOP, "a page with a person's steps for the policy's"),
     Mutant("wishes/record.py", "len(episode) - length + 1", "len(episode) - length + 2", RECORD, "windows that reach into another episode"),
-    Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),
+    Mutant("wishes/record.py", "is_whole | (has_weight[begins] & record.person[begins])", "is_whole", INFERENCE, "a take-over shorter than a window counts for nothing"),
     Mutant("wishes/learning_loop.py", "person_steps and begun < MIN_WINDOWS", "person_steps and begun < 0", LOOP, "a wish of one window"),
     Mutant("wishes/takeover.py", "np.where(own, np.clip(action, space.low, space.high), action)", "np.clip(action, space.low, space.high)", TAKEOVER, "the policy's actions are cut beside a person"),
     Mutant("wishes/preferences.py", "parts[0].data[:, constant] = 0.0", "pass", INFERENCE, "networks guess what no clip showed"),
