@@ -35,8 +35,10 @@ from repolicy.readers.recognize import PolicyFile
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
 PLAIN = PolicySpec(5, BOX, hidden=(8,))
 HALVED = replace(PLAIN, family="state_squashed", activation="relu")  # half of its last layer is the std, in no graph
+LARGEST = float(np.finfo(np.float32).max)  # for an infinite bound, which JSON cannot write
 DIALS = [Dial("omega", 0.1, 10.0), Dial("energy", 0.0, 2.0, "linear")]
 FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
+IN_EACH_FORMAT = pytest.mark.parametrize("format", FORMATS)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 
 
@@ -71,7 +73,7 @@ def observations(count: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@IN_EACH_FORMAT
 def test_an_exported_graph_is_read_back_to_the_bit_with_its_dials(format: Any, graphs: Path) -> None:
     for policy, name in ((plain(), f"plain-{FORMATS[format]}"), (dialed(), FORMATS[format])):
         again = load_policy(graphs / name)
@@ -88,7 +90,7 @@ def acted(path: Path, seen: np.ndarray, dials: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(["actions"], {"observations": seen, "dials": dials})[0])
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@IN_EACH_FORMAT
 def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, graphs: Path) -> None:
     policy, path = dialed(), graphs / FORMATS[format]
     inf, nan = float("inf"), float("nan")
@@ -131,7 +133,7 @@ def carried(path: Path) -> dict[str, Any]:
     return dict(json.loads(session.get_modelmeta().custom_metadata_map[ABOUT]))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@IN_EACH_FORMAT
 def test_a_robots_program_reads_the_contract(format: Any, graphs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, prior, path = dialed(), make_policy(PLAIN, 1), graphs / FORMATS[format]
     found = carried(path)
@@ -157,9 +159,8 @@ def test_choices_have_a_first_and_a_last(sizes: Any, first: Any, low: list[int],
 
 
 def test_a_bound_is_told_also_beside_one_that_is_infinite() -> None:
-    largest = float(np.finfo(np.float32).max)  # for an infinite one, which JSON cannot write
     for low, high, told in (
-        ((-1.0, -math.inf), (math.inf, 2.0), ([-1.0, -largest], [largest, 2.0])),
+        ((-1.0, -math.inf), (math.inf, 2.0), ([-1.0, -LARGEST], [LARGEST, 2.0])),
         ((-math.inf, -math.inf), (math.inf, math.inf), ([], [])),
     ):
         policy = Policy(PolicySpec(5, ActionSpace("continuous", (2,), low, high), hidden=(4,)))
@@ -169,11 +170,15 @@ def test_a_bound_is_told_also_beside_one_that_is_infinite() -> None:
 
 def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     pytest.importorskip("envpool")
-    for env, size, width in (("HalfCheetah-v4", 17, 6), ("Ant-v5", 105, 8), ("Go1JoystickFlatTerrain-v1", 48, 12)):
-        policy = Policy(PolicySpec(size, ActionSpace("continuous", (width,)), hidden=(4,)))
-        save_policy(tmp_path / "mine.safetensors", policy, {"request": {"env": env}})
-        cli.main(["export", str(tmp_path / "mine.safetensors"), "--out", str(tmp_path / f"{env}.pt")])
-    cheetah, ant, dog = (carried(path) for path in sorted(tmp_path.glob("*.pt"), key=lambda p: "HAG".index(p.name[0])))
+
+    def exported(env: str, size: int, width: int, *words: str) -> dict[str, Any]:
+        policy, path = Policy(PolicySpec(size, ActionSpace("continuous", (width,)), hidden=(4,))), tmp_path / "mine.pt"
+        save_policy(path.with_suffix(".safetensors"), policy, {} if words else {"request": {"env": env}})
+        cli.main(["export", str(path.with_suffix(".safetensors")), "--out", str(path), *words])
+        return carried(path)
+
+    cheetah, ant = exported("HalfCheetah-v4", 17, 6), exported("Ant-v5", 105, 8)
+    dog = exported("Go1JoystickFlatTerrain-v1", 48, 12)
     assert cheetah["actions"]["names"] == ["bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot"]
     assert [cheetah["observations"]["names"][index] for index in (2, 8)] == ["position of bthigh", "velocity of rootx"]
     units = cheetah["observations"]["units"]
@@ -186,11 +191,7 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
         *("state[47]", 0.02, 0.05),
     )
     assert (ant["actions"]["low"], dog["actions"]["high"]) == ([-1.0] * 8, [1.0] * 12)
-    save_policy(tmp_path / "walker.safetensors", Policy(PolicySpec(24, ActionSpace("continuous", (6,)))), {})
-    cli.main(
-        ["export", str(tmp_path / "walker.safetensors"), "--env", "WalkerWalk-v1", "--out", str(tmp_path / "w.pt")]
-    )
-    names = carried(tmp_path / "w.pt")["observations"]["names"]
+    names = exported("", 24, 6, "--env", "WalkerWalk-v1")["observations"]["names"]
     assert [names[index] for index in (0, 13, 14, 15, 23)] == [  # a Dict's parts, in the order in which they are taken
         *("orientations[0]", "orientations[13]", "height[0]", "velocity[0]", "velocity[8]"),
     ]
@@ -225,26 +226,30 @@ def test_a_robot_of_code_tells_how_long_it_repeats_an_action(
 
 def test_an_environment_tells_the_range_that_a_policy_does_not() -> None:
     told = {"env": "Mine-v0", "actions": {"low": (-2.0, -math.inf), "high": (3.0, 4.0)}}
-    own, none = make_policy(PLAIN, 0), make_policy(replace(PLAIN, actions=ActionSpace("continuous", (2,))), 0)
-    found = [deployment_info(policy, None, {}, told)["actions"] for policy in (own, none)]
-    assert [(each["low"], each["high"]) for each in found] == [
-        ([-1.0, -3.0], [1.0, 2.0]),
-        ([-2.0, -float(np.finfo(np.float32).max)], [3.0, 4.0]),
-    ]
-    with pytest.raises(UsageError, match="Mine-v0 has 2 actions, and the policy 3"):
-        deployment_info(Policy(PolicySpec(5, ActionSpace("continuous", (3,)))), None, {}, told)
+    for actions, low, high in (
+        (BOX, [-1.0, -3.0], [1.0, 2.0]),
+        (ActionSpace("continuous", (2,)), [-2.0, -LARGEST], [3.0, 4.0]),
+    ):
+        found = deployment_info(Policy(replace(PLAIN, actions=actions)), None, {}, told)["actions"]
+        assert (found["low"], found["high"]) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"actions": {"low": (-2.0,), "high": (3.0,)}}, "Hopper-v4 has 1 actions, and the policy 2"),
+        ({"observations": {"names": ["z"] * 11}}, "Hopper-v4 has 11 observations, and the policy 5: name its own with"),
+    ],
+)
+def test_another_environment_is_refused(told: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        deployment_info(make_policy(PLAIN, 0), None, {}, {"env": "Hopper-v4"} | told)
 
 
 def test_an_option_that_envpool_alone_has_is_taken_by_its_contract() -> None:
     pytest.importorskip("envpool")
     assert environment_info("Hopper-v4?healthy_z_min=0.5").keys() == {"env", "actions"}
     assert "observations" in environment_info("Hopper-v4?healthy_z_range=[0.5,9]")
-
-
-def test_names_of_another_environment_are_refused() -> None:
-    policy = make_policy(PLAIN, 0)
-    with pytest.raises(UsageError, match="Hopper-v4 has 11 observations, and the policy 5: name its own with --env"):
-        deployment_info(policy, None, {}, {"env": "Hopper-v4", "observations": {"names": ["z"] * 11}})
 
 
 def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: Path) -> None:

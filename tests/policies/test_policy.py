@@ -289,18 +289,6 @@ def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
     assert float(spread.max() - spread.min()) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "message"),
-    [
-        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "must be alike, slopes too"),
-        ({"clips": True}, {}, "different ways of cutting actions to their bounds"),
-    ],
-)
-def test_networks_that_act_differently_have_no_mixture(one: Any, other: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        interpolate_policies(*(Policy(replace(SPECS["gaussian"], **changes)) for changes in (one, other)), 0.5)
-
-
 # What cannot be -------------------------------------------------------------------------------------------------------
 def within(low: float, high: float) -> ActionSpace:
     return ActionSpace("continuous", (1,), (low,), (high,))

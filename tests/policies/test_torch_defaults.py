@@ -67,19 +67,26 @@ def test_a_policy_acts_and_its_dial_is_turned_as_ever(family: str, request: pyte
         assert np.array_equal(found, wanted)
 
 
+TWO_SEGMENTS = replace(SMALL, steps=1_024)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with torch as it is."""
+    small(folder := tmp_path_factory.mktemp("usual") / "run", TWO_SEGMENTS)
+    return folder
+
+
 @pytest.mark.parametrize(
     "around", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
 )
 def test_training_ends_in_the_same_bits(
-    tmp_path: Path, around: Callable[[], AbstractContextManager[None]], request: pytest.FixtureRequest
+    usual: Path, tmp_path: Path, around: Callable[[], AbstractContextManager[None]], other_defaults: None
 ) -> None:
-    settings = replace(SMALL, steps=1_024)  # two segments
-    small(tmp_path / "one", settings)
-    request.getfixturevalue("other_defaults")
     with around():
-        small(tmp_path / "other", settings)
+        small(tmp_path / "run", TWO_SEGMENTS)
     with with_torch_defaults():
-        assert same(weights(tmp_path / "one"), weights(tmp_path / "other"))
+        assert same(weights(usual), weights(tmp_path / "run"))
 
 
 @pytest.fixture

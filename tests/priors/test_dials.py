@@ -29,11 +29,12 @@ from repolicy.runs.result import Result
 
 BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
 CHOICES = ActionSpace("discrete", (3, 2), (), ())
+GAUSSIAN = PolicySpec(4, BOX, hidden=(8, 8))
 
 
 def pair(family: str) -> tuple[Policy, Policy]:
-    spec = PolicySpec(4, CHOICES if family == "categorical" else BOX, family, hidden=(8, 8))
-    prior = shaken(Policy(spec))
+    actions = CHOICES if family == "categorical" else BOX
+    prior = shaken(Policy(replace(GAUSSIAN, actions=actions, family=family)))
     return prior, shaken(deepcopy(prior))
 
 
@@ -124,20 +125,29 @@ def test_the_mixture_is_the_product_of_the_densities_and_sums_up_to_one(family: 
     assert spread.max() < 1e-4
 
 
-def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("one", "other", "t", "how", "message"),
+    [
+        ({}, {"family": "squashed"}, 0.5, "mixture", "different families, gaussian and squashed"),
+        ({}, {"observation_size": 5}, 0.5, "mixture", "different numbers in an observation, 4 and 5"),
+        ({}, {"hidden": (9, 9)}, 0.5, "weights", "differ in hidden"),
+        ({}, {"hidden": (9,)}, 0.5, "mixture", "2 hidden layers of tanh, .* 1 hidden layers of tanh"),
+        ({"family": "state_gaussian"}, {"family": "state_gaussian"}, 0.5, "mixture", "depends on the state"),
+        ({}, {}, float("nan"), "mixture", "t is nan; it must be a number"),
+        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, 0.5, "mixture", "alike, slopes too"),
+        ({"clips": True}, {}, 0.5, "mixture", "different ways of cutting actions to their bounds"),
+    ],
+)
+def test_what_has_nothing_between_is_refused_in_a_sentence(
+    one: dict[str, Any], other: dict[str, Any], t: float, how: How, message: str
+) -> None:
+    ends = (Policy(replace(GAUSSIAN, **changes)) for changes in (one, other))
+    with pytest.raises(UsageError, match=message):
+        interpolate_policies(*ends, t, how)
+
+
+def test_what_has_no_prior_or_another_normalizer_is_refused_in_a_sentence() -> None:
     prior, customized = pair("gaussian")
-    with pytest.raises(UsageError, match="different families, gaussian and squashed"):
-        interpolate_policies(prior, pair("squashed")[0], 0.5)
-    with pytest.raises(UsageError, match="different numbers in an observation, 4 and 5"):
-        interpolate_policies(prior, Policy(replace(prior.spec, observation_size=5)), 0.5)
-    with pytest.raises(UsageError, match="differ in hidden"):
-        interpolate_policies(prior, Policy(replace(prior.spec, hidden=(9, 9))), 0.5, "weights")
-    with pytest.raises(UsageError, match="2 hidden layers of tanh, .* 1 hidden layers of tanh"):
-        interpolate_policies(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
-    with pytest.raises(UsageError, match="depends on the state"):
-        interpolate_policies(*pair("state_gaussian"), 0.5)
-    with pytest.raises(UsageError, match="t is nan; it must be a number"):
-        interpolate_policies(prior, customized, float("nan"))
     with pytest.raises(UsageError, match="holds no prior"):
         dial(SavedPolicy(prior, None, {}), 0.5)
     customized.normalizer.update(torch.ones(3, 4))

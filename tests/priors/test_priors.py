@@ -28,10 +28,15 @@ from repolicy.readers.reading import Options
 
 TWO = ActionSpace("continuous", (2,))
 ONE = ActionSpace("continuous", (1,))
+FOUR = ActionSpace("discrete", (4,))
 
 
 def twice(observations: np.ndarray) -> np.ndarray:
     return np.stack([2.0 * observations[:, 0], observations.sum(1)], axis=1)
+
+
+def scored(prior: Any) -> Tensor:
+    return prior.log_prob(torch.zeros(5, 3), torch.zeros(5, 2))
 
 
 @pytest.mark.parametrize("std", [0.3, [0.1, 2.0]])
@@ -50,13 +55,8 @@ def test_a_torch_module_drops_nothing_and_learns_no_statistics() -> None:
     assert int(module[0].num_batches_tracked) == 0
 
 
-def test_a_function_that_draws_its_actions_tells_no_mean() -> None:
-    generator = np.random.default_rng(0)
-    prior = MeanPrior(lambda observations: generator.normal(size=(len(observations), 2)), 0.5, "mine").for_spaces(
-        3, TWO
-    )
-    with pytest.raises(UsageError, match="mine gives different actions for the same observations: it draws them"):
-        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
+def drawing(observations: np.ndarray) -> np.ndarray:
+    return torch.randn(len(observations), 2).numpy()
 
 
 class Drawing(nn.Module):
@@ -64,12 +64,6 @@ class Drawing(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         return torch.randn(len(observations), 2)
-
-
-def test_a_module_that_draws_its_actions_tells_no_mean() -> None:
-    prior = MeanPrior(Drawing(), 0.5).for_spaces(3, TWO)
-    with pytest.raises(UsageError, match="Drawing gives different actions for the same observations: it draws them"):
-        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
 
 
 class Distributed(nn.Module):
@@ -81,13 +75,23 @@ def predict(observations: np.ndarray) -> tuple[np.ndarray, None]:
     return twice(observations), None
 
 
+MEANS_ALONE = r"and must give the mean actions alone, \[N, A\]: name a function"
+
+
 @pytest.mark.parametrize(
-    ("mean", "what"), [(predict, "predict gave a tuple"), (Distributed(), "Distributed gave a Normal")]
+    ("mean", "sentence"),
+    [
+        (drawing, "drawing gives different actions for the same observations: it draws them"),
+        (Drawing(), "Drawing gives different actions for the same observations: it draws them"),
+        (predict, f"^predict gave a tuple, {MEANS_ALONE}"),
+        (Distributed(), f"^Distributed gave a Normal, {MEANS_ALONE}"),
+        (lambda observations: observations[:, 0], r"means of shape \[5\].*must give \[5, 2\]"),
+        (lambda observations: {}["gain"], "failed: KeyError"),
+    ],
 )
-def test_what_gives_more_than_means_is_told_what_to_give(mean: Any, what: str) -> None:
-    prior = MeanPrior(mean, 0.5).for_spaces(3, TWO)
-    with pytest.raises(UsageError, match=rf"^{what}, and must give the mean actions alone, \[N, A\]: name a function"):
-        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
+def test_what_gives_no_means_or_more_is_told_what_to_give(mean: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        scored(MeanPrior(mean, 0.5).for_spaces(3, TWO))
 
 
 class Leaning:
@@ -265,18 +269,6 @@ def test_what_remembers_has_no_log_prob_of_single_steps(counting: MeanPrior) -> 
 
 
 # What is refused, and how it is found ---------------------------------------------------------------------------------
-def flat(observations: np.ndarray) -> np.ndarray:
-    return observations[:, 0]
-
-
-def broken(observations: np.ndarray) -> np.ndarray:
-    raise KeyError("gain")
-
-
-def infinite(observations: np.ndarray) -> np.ndarray:
-    return np.full((len(observations), 2), np.inf)
-
-
 class Forgetful(CountingInNumPy):
     def begin(self, count: int) -> Any:
         return {} if count else [][0]
@@ -303,12 +295,7 @@ class Needy(Wide):
         (lambda: wrap_prior(Needy), "Needy cannot be made without arguments: TypeError: .* missing 1 required"),
         (lambda: wrap_prior(3), "the prior is of type int; it must be a policy, an object with log_prob"),
         (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).for_spaces(3, TWO), "has 3 stds, and an action has 2 numbers"),
-        (
-            lambda: MeanPrior(twice, 0.1).for_spaces(3, ActionSpace("discrete", (4,))),
-            "choices of 4, which have no mean",
-        ),
-        (lambda: scored(MeanPrior(flat, 0.1).for_spaces(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
-        (lambda: scored(MeanPrior(broken, 0.1).for_spaces(3, TWO)), "broken failed: KeyError"),
+        (lambda: MeanPrior(twice, 0.1).for_spaces(3, FOUR), "choices of 4, which have no mean"),
         (lambda: MeanPrior(Forgetful(), 0.1).initial_state(0), "begin of Forgetful failed: IndexError"),
         (
             lambda: MeanPrior(Forgetful(), 0.1).reset_state({"steps": torch.zeros(2, 1)}, torch.ones(2).bool()),
@@ -322,20 +309,16 @@ def test_what_is_no_prior_is_one_sentence(make: Any, sentence: str) -> None:
         make()
 
 
-def scored(prior: Any) -> Tensor:
-    return prior.log_prob(torch.zeros(5, 3), torch.zeros(5, 2))
-
-
-def test_a_log_prob_that_is_not_finite_is_said() -> None:
+def test_a_log_prob_or_a_mean_that_is_not_finite_is_said() -> None:
     class Zero:
         def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
             return torch.tensor([0.0, 0.0, -math.inf, math.nan, 0.0])
 
+    def infinite(observations: np.ndarray) -> np.ndarray:
+        return np.full((len(observations), 2), np.inf)
+
     with pytest.raises(NumericError, match=r"Zero gave -inf for 2 of 5 actions; it must be finite"):
         scored(ScoredPrior(Zero()))
-
-
-def test_a_mean_that_is_not_finite_is_said() -> None:
     with pytest.raises(NumericError, match="infinite gave a mean that is not finite"):
         scored(MeanPrior(infinite, 0.1).for_spaces(3, TWO))
 

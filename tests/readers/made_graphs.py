@@ -30,6 +30,15 @@ def script(path: Path, module: nn.Module, size: int, traced: bool = False) -> Pa
     return path
 
 
+def exported(path: Path, module: nn.Module, old: bool = True, opset: int = 18) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (torch.zeros(1, 5),), str(path), opset_version=opset, input_names=["in"], dynamo=not old
+        )
+    return path
+
+
 def stacked(activation: nn.Module, norm: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
     for a, b in ((5, 9), (9, 8)):

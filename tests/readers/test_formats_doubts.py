@@ -133,13 +133,10 @@ def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> N
 
 
 def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> None:
-    clip = onnx.helper.make_node("Clip", ["obs", "", "top"], ["x"])
-    nodes = [clip, node("Gemm", "x w", "a"), node("Tanh", "a", "b"), node("Gemm", "b v", "out")]
-    path = graph(tmp_path / "one.onnx", nodes, LAYERS | {"top": np.array(0.5)})
+    nodes = [onnx.helper.make_node("Clip", ["obs", "", "top"], ["x"]), node("Gemm", "x w", "out")]
     with pytest.raises(CannotCopyError, match="clip stands where"):
-        describe(path)
-    path = graph(tmp_path / "none.onnx", nodes, LAYERS | {"top": np.array(np.inf)})
-    assert describe(path).actor.width == 5
+        describe(graph(tmp_path / "one.onnx", nodes, LAYERS | {"top": np.array(0.5)}))
+    assert describe(graph(tmp_path / "none.onnx", nodes, LAYERS | {"top": np.array(np.inf)})).actor.width == 5
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------

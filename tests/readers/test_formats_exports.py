@@ -1,6 +1,5 @@
 """ONNX and TorchScript as libraries and their documentation export them: several outputs, choices, and halves."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from comparing import STD, assert_equal, assert_scored, describe, mean, observations, placed, stirred
 from made_checkpoints import mlp, seen_by_rsl_rl
-from made_graphs import run, script
-from made_sb3 import contrib, made, sb3
+from made_graphs import exported, run, script
+from made_sb3 import made, sb3
 from other_policies import Around
 from torch import Tensor, nn
 
@@ -35,22 +34,12 @@ class Deterministic(nn.Module):
         return self.policy(obs, deterministic=True)
 
 
-def exported(path: Path, module: nn.Module, old: bool = True) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (torch.zeros(1, 5),), str(path), opset_version=18, input_names=["in"], dynamo=not old)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["PPO", "A2C with gSDE", "SAC", "TRPO"])
-def test_stable_baselines3s_documented_export_is_copied(kind: str, tmp_path: Path) -> None:
-    own: dict[str, Any] = {"use_sde": True} if "gSDE" in kind else {}
-    library = contrib("TRPO") if kind == "TRPO" else getattr(sb3, kind.split()[0])
-    model, _ = made(library, tmp_path, **own)
+@pytest.mark.parametrize(("kind", "own"), [("PPO", {}), ("A2C", {"use_sde": True}), ("SAC", {})])
+def test_stable_baselines3s_documented_export_is_copied(kind: str, own: dict[str, Any], tmp_path: Path) -> None:
+    model, _ = made(getattr(sb3, kind), tmp_path, **own)
     path = exported(tmp_path / "policy.onnx", Deterministic(model.actor if kind == "SAC" else model.policy))
     described, obs = describe(path, STD), observations(5)
-    assert described.squashed == (kind == "SAC")
-    assert (TANH_NOTE in described.notes) == (kind == "SAC")
+    assert described.squashed == (TANH_NOTE in described.notes) == (kind == "SAC")
     assert_equal(mean(described, obs), run(path, obs))
 
 
@@ -59,13 +48,11 @@ def test_stable_baselines3s_documented_export_of_choices_is_copied(tmp_path: Pat
     path, obs = exported(tmp_path / "policy.onnx", Deterministic(model.policy)), observations(5)
     with torch.no_grad():
         dist = model.policy.get_distribution(obs.double()).distribution
+        cool = torch.distributions.Categorical(logits=dist.logits / 0.5)
     described = describe(path)
     assert_scored(described, obs, dist)
     assert np.array_equal(policy_from(described)(obs).mode()[:, 0], run(path, obs))
-    with torch.no_grad():
-        assert_scored(
-            describe(path, Options(temperature=0.5)), obs, torch.distributions.Categorical(logits=dist.logits / 0.5)
-        )
+    assert_scored(describe(path, Options(temperature=0.5)), obs, cool)
 
 
 class Expanded(nn.Module):
@@ -86,15 +73,15 @@ def test_a_number_that_becomes_a_row_is_not_copied_as_a_number(tmp_path: Path) -
 
 @pytest.mark.parametrize("own", ["Gaussian", "HeteroscedasticGaussian"])
 def test_rsl_rls_graphs_are_copied(own: str, tmp_path: Path) -> None:
-    obs = observations(5, 3.0)
+    """By both of PyTorch's exporters, and as TorchScript."""
+    obs, has_half = observations(5, 3.0), own != "Gaussian"
     actor, groups = seen_by_rsl_rl(obs, f"{own}Distribution")
-    path = exported(tmp_path / "policy.onnx", actor.as_onnx(verbose=False).eval(), old=False)
-    described = describe(path, STD)
-    with torch.no_grad():
-        assert_equal(mean(described, obs), actor(groups))
-    assert (DROPPED in described.notes) == (own != "Gaussian")
-    described = describe(script(tmp_path / "policy.pt", actor.as_jit(), 5), STD)
-    assert (DROPPED in described.notes) == (own != "Gaussian")
+    onnx = exported(tmp_path / "policy.onnx", actor.as_onnx(verbose=False).eval(), old=not has_half)
+    for path in (onnx, script(tmp_path / "policy.pt", actor.as_jit(), 5)):
+        described = describe(path, STD)
+        with torch.no_grad():
+            assert_equal(mean(described, obs), actor(groups))
+        assert (DROPPED in described.notes) == has_half
 
 
 class HalfTanh(nn.Module):

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
-from made_checkpoints import seen_by_rsl_rl
-from made_graphs import graph, node, onnx, run, script, stacked
+from made_graphs import exported, graph, node, onnx, run, script, stacked
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -69,12 +68,10 @@ def test_unitrees_policy_with_its_weights_beside(real: Callable[[str], Path], tm
 
 def test_boosters_policy(real: Callable[[str], Path]) -> None:
     path = real("booster_gym/T1.pt")
-    described = describe(path)
     obs = observations(47, 2.0)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        wanted = torch.jit.load(str(path))(obs).numpy()
-    assert_equal(mean(described, obs), wanted)
+        assert_equal(mean(describe(path), obs), torch.jit.load(str(path))(obs))
 
 
 def test_unitrees_policy_with_a_memory_cannot_be_copied(real: Callable[[str], Path]) -> None:
@@ -98,13 +95,6 @@ class Exported(nn.Module):
 
 
 ACTIVATIONS = [nn.Tanh(), nn.ReLU(), nn.ELU(), nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.LeakyReLU(0.2)]
-
-
-def to_onnx(path: Path, module: nn.Module, size: int = 5, old: bool = False) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (torch.zeros(1, size),), str(path), dynamo=not old, opset_version=17 if old else 20)
-    return path
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -159,11 +149,9 @@ def test_onnx_perceptrons_by_the_older_exporter(activation: nn.Module, tmp_path:
     if str(activation) == "GELU(approximate='tanh')":
         pytest.skip("this exporter writes it as a dozen nodes, which are refused")
     module = stirred(Exported(stacked(activation, norm=True), squashed=True)).eval()
-    path = to_onnx(tmp_path / "policy.onnx", module, old=True)
+    path, obs = exported(tmp_path / "policy.onnx", module, opset=17), observations(5, 3.0)
     assert recognized(path) == "onnx"
-    described = describe(path)
-    obs = observations(5, 3.0)
-    assert_equal(mean(described, obs), run(path, obs))
+    assert_equal(mean(describe(path), obs), run(path, obs))
 
 
 @pytest.mark.parametrize("family", ["gaussian", "state_squashed"])
@@ -181,32 +169,21 @@ def test_repolicys_own_exports(family: Any, tmp_path: Path) -> None:
     assert_equal(mean(described, obs), wanted)
 
 
-@pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
-def test_rsl_rls_exports(kind: str, tmp_path: Path) -> None:
-    obs = observations(5, 3.0)
-    actor, groups = seen_by_rsl_rl(obs, kind)
-    path = script(tmp_path / "policy.pt", actor.as_jit(), 5)
-    with torch.no_grad():
-        assert_equal(mean(describe(path), obs), actor(groups))
-
-
 # By hand: what exporters write in other ways --------------------------------------------------------------------------
+FIRST_LAYER = [node("Gemm", "obs w", "a")]
+BODY = [*FIRST_LAYER, node("Tanh", "a", "b"), node("Gemm", "b v", "c")]
+LAYERS = {"w": random(5, 7), "v": random(7, 3), "zero": np.array([0], np.int64), "one": np.array([1], np.int64)}
+ROW = {"k": random(3)}
+SEVEN, TWO = np.array(7, np.int64), np.array(2, np.int64)
+
+
 def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
-    nodes = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b"), node("Gemm", "b v", "logits")]
-    choice = [node("ArgMax", "logits", "c", axis=-1, keepdims=1), node("Squeeze", "c axis", "out")]
-    constants = {"w": random(5, 7), "v": random(7, 3), "axis": np.array([-1], np.int64)}
-    path = graph(tmp_path / "policy.onnx", nodes + choice, constants, kind=TensorProto.INT64)
-    described = describe(path)
-    obs = observations(5)
+    choice = [node("ArgMax", "c", "largest", axis=-1, keepdims=1), node("Squeeze", "largest axis", "out")]
+    constants = LAYERS | {"axis": np.array([-1], np.int64)}
+    path = graph(tmp_path / "policy.onnx", [*BODY, *choice], constants, kind=TensorProto.INT64)
+    described, obs = describe(path), observations(5)
     assert described.family == "categorical"
-    chosen = policy_from(described)(obs).mode()
-    assert np.array_equal(chosen[:, 0], run(path, obs))
-
-
-def test_several_inputs_cannot_be_copied(tmp_path: Path) -> None:
-    path = graph(tmp_path / "policy.onnx", [node("Add", "a b", "out")], {}, ("a", "b"))
-    with pytest.raises(CannotCopyError, match=r"takes 2 inputs \(a, b\)"):
-        describe(path)
+    assert np.array_equal(policy_from(described)(obs).mode()[:, 0], run(path, obs))
 
 
 def test_inspect_tells_a_generative_policy_and_the_size_of_its_noise(tmp_path: Path) -> None:
@@ -219,49 +196,31 @@ def test_inspect_tells_a_generative_policy_and_the_size_of_its_noise(tmp_path: P
 
 
 def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> None:
-    path = graph(
-        tmp_path / "p.onnx",
-        [node("Sub", "obs m", "a"), node("Gemm", "a w", "out")],
-        {"m": random(5), "w": random(5, 2)},
-    )
+    nodes = [node("Sub", "obs m", "a"), node("Gemm", "a w", "out")]
+    path = graph(tmp_path / "p.onnx", nodes, LAYERS | {"m": random(5)})
     np.savez(tmp_path / "n.npz", mean=np.zeros(5), var=np.ones(5))
     for given in (str(tmp_path / "n.npz"), "none"):
         with pytest.raises(UsageError, match="normalizes observations itself: leave --vecnormalize out"):
             describe(path, Options(vecnormalize=given))
-    path = graph(tmp_path / "plain.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 2)})
+    path = graph(tmp_path / "plain.onnx", [node("Gemm", "obs w", "out")], LAYERS)
     assert describe(path, Options(vecnormalize="none")).normalizer is None
 
 
-def test_a_power_of_two_constants_is_one(tmp_path: Path) -> None:
-    nodes = [node("Pow", "var half", "std"), node("Div", "obs std", "a"), node("Gemm", "a w", "out")]
-    path = graph(tmp_path / "p.onnx", nodes, {"var": random(5) ** 2 + 0.1, "half": np.array(0.5), "w": random(5, 2)})
-    assert_equal(mean(describe(path), obs := observations(5)), run(path, obs))
-    powers = graph(tmp_path / "q.onnx", [node("Pow", "obs two", "a"), *nodes[2:]], {"two": TWO, "w": random(5, 2)})
-    with pytest.raises(CannotCopyError, match="holds Pow in a form"):
-        describe(powers)
-
-
 def test_without_the_package_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], LAYERS)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"pip install 'repolicy\[onnx\]'"):
         describe(path)
 
 
 def test_a_constant_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:
-    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], LAYERS)
     model = onnx.load(path)
     model.graph.initializer[0].dims[0] = 2**40
     path.write_bytes(model.SerializeToString())
     with pytest.raises(FileError, match="is damaged"):
         describe(path)
 
-
-FIRST_LAYER = [node("Gemm", "obs w", "a")]
-BODY = [*FIRST_LAYER, node("Tanh", "a", "b"), node("Gemm", "b v", "c")]
-LAYERS = {"w": random(5, 7), "v": random(7, 3), "zero": np.array([0], np.int64), "one": np.array([1], np.int64)}
-ROW = {"k": random(3)}
-SEVEN, TWO = np.array(7, np.int64), np.array(2, np.int64)
 
 SCALE = [node("Squeeze", "u zero", "flat"), node("Gemm", "obs flat", "out")]
 SPLIT = onnx.helper.make_node("Split", ["c"], ["out", "rest"], axis=-1, num_outputs=2)
@@ -279,8 +238,10 @@ OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": rand
 OF_NORM = {"s": random(7), "l": random(7)}
 NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
 MASKED = [node("Mul", "obs mask", "x"), node("Add", "x m", "y"), node("Gemm", "y w", "out")]
+ROOTED = [node("Pow", "var half", "std"), node("Div", "obs std", "a"), node("Gemm", "a w", "out")]
 COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
     "an observation times 0": (MASKED, {"mask": np.array([1.0, 2.0, 0.0, 1.0, 1.0]), "m": random(5)}),
+    "a power of two constants": (ROOTED, {"var": random(5) ** 2 + 0.1, "half": np.array(0.5)}),
     "a weight that loses an axis": (SCALE, {"u": random(1, 5, 3)}),
     "a row that gets an axis": ([*BODY, node("Unsqueeze", "k zero", "row"), node("Mul", "c row", "out")], ROW),
     "a quotient": ([*BODY, node("Div", "k l", "row"), node("Mul", "c row", "out")], ROW | {"l": random(1, 3)}),
@@ -297,6 +258,8 @@ def through(kind: int) -> list[Any]:
     return [node("Cast", "obs", "coarse", to=kind), node("Cast", "coarse", "x", to=onnx.TensorProto.FLOAT)]
 
 
+CUT_CHOICE = [*BODY, node("Clip", "c low high", "d"), node("ArgMax", "d", "out", axis=1)]
+CUT_INPUT = [node("Clip", "obs low high", "x"), node("Gemm", "x w", "out")]
 REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*BODY, node("Unsqueeze", "k one", "column"), node("Mul", "c column", "out")], {"k": random(3)}, "it holds Mul"),
     (  # a quotient of whole numbers
@@ -304,21 +267,9 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         {"seven": SEVEN, "two": TWO},
         "it holds Mul",
     ),
-    (
-        [*BODY, node("Clip", "c low high", "d"), node("ArgMax", "d", "out", axis=1)],
-        {"low": -1.0, "high": 1.0},
-        "clip follows its last layer",
-    ),
-    (
-        [node("Clip", "obs low high", "x"), node("Gemm", "x w", "out")],
-        {"low": 1.0, "high": -1.0},
-        "clip stands where a linear layer belongs",
-    ),
-    (
-        [*BODY, node("Slice", "c start end one", "out")],
-        {"start": np.array([5], np.int64), "end": np.array([9], np.int64)},
-        "a slice leaves nothing of its last layer",
-    ),
+    (CUT_CHOICE, {"low": -1.0, "high": 1.0}, "clip follows its last layer"),
+    (CUT_INPUT, {"low": 1.0, "high": -1.0}, "clip stands where a linear layer belongs"),
+    ([*BODY, node("Slice", "c start end one", "out")], {"start": [5], "end": [9]}, "a slice leaves nothing of its la"),
     ([*FIRST_LAYER, node("Softsign", "a", "b"), node("Gemm", "b v", "out")], {}, "it holds Softsign"),
     ([*FIRST_LAYER, node("Gemm", "a v", "out")], {}, "linear follows its last layer"),
     ([*FIRST_LAYER, node("Relu", "a", "b"), node("Add", "b a", "c"), node("Gemm", "c v", "out")], {}, "it holds Add"),
@@ -346,6 +297,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         )
     ),
     ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
+    ([node("Pow", "obs two", "a"), node("Gemm", "a w", "out")], {"two": TWO}, "it holds Pow in a form"),
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*BODY[:2], node("Gemm", "b w", "out")], {}, "a layer of 7 units goes into one that takes 5"),
@@ -358,8 +310,7 @@ DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
 def test_half_precision_that_no_output_needs_does_not_matter(tmp_path: Path) -> None:
     nodes = [*BODY, node("Identity", "c", "out"), node("Gemm", "obs h", "unused")]
     constants = LAYERS | {"h": random(5, 3).astype(np.float16)}
-    path, obs = graph(tmp_path / "policy.onnx", nodes, constants), observations(5)
-    assert_equal(mean(describe(path), obs), mean(describe(graph(tmp_path / "b.onnx", nodes[:-1], LAYERS)), obs))
+    assert describe(graph(tmp_path / "policy.onnx", nodes, constants)).actions.width == 3
 
 
 @pytest.mark.parametrize("name", COPIED)
