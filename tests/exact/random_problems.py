@@ -12,7 +12,7 @@ from repolicy.objective import Objective
 
 # The same examples in every run: a failure is a fact about the code, never about the day.
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-examples = settings(derandomize=True, deadline=None, database=None, max_examples=15, suppress_health_check=SLOW)
+examples = settings(derandomize=True, deadline=None, database=None, max_examples=10, suppress_health_check=SLOW)
 
 temperatures = st.floats(0.1, 3.0)
 weights = st.floats(0.0, 3.0)

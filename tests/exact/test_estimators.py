@@ -19,7 +19,7 @@ from random_problems import (
 
 from repolicy.exact import estimator_gradient, evaluate, exact_gradient, soft_optimal
 from repolicy.exact.estimators import advantage_gradient, constant_gradient, delta_gradient, score_gradient
-from repolicy.objective import end_entropy, repeat_entropy, residual, soft
+from repolicy.objective import end_entropy, residual, soft
 
 TIGHT = 1e-10
 
@@ -47,14 +47,6 @@ def test_what_the_paper_drops_is_a_discount_at_each_step_and_nothing_else(data, 
     kept = mdp.discount ** torch.arange(mdp.horizon, dtype=torch.float64)
     found = estimator_gradient(mdp, objective, logits, prior)
     assert largest(kept[:, None, None] * found - exact_gradient(mdp, objective, logits, prior)) < TIGHT
-
-
-@examples
-@given(st.data(), short_mdps(), objectives())
-def test_parameters_shared_by_all_steps_take_the_sum_of_their_gradients(data, mdp, objective):
-    logits, prior = data.draw(tables(mdp, timed=False)), data.draw(policies(mdp))
-    apart = estimator_gradient(mdp, objective, logits.expand(mdp.horizon, -1, -1), prior)
-    assert largest(estimator_gradient(mdp, objective, logits, prior) - apart.sum(0)) < TIGHT
 
 
 @examples
@@ -139,12 +131,3 @@ def test_end_entropy_lacks_the_entropy_of_later_steps(problem, alpha):
     entropy_alone = mdp.with_reward(torch.zeros_like(mdp.reward))
     to_come = evaluate(entropy_alone, soft(alpha), torch.log_softmax(logits, -1)).q  # Q leaves out its own step
     assert largest(truth - found - score_gradient(mdp, logits, to_come, restore_discount=True)) < TIGHT
-
-
-@examples
-@given(problems(), weights)
-def test_repeat_entropy_has_the_entropy_of_the_first_step_twice(problem, alpha):
-    mdp, logits, _ = problem
-    truth = exact_gradient(mdp, soft(alpha), logits)
-    found = estimator_gradient(mdp, repeat_entropy(alpha), logits, restore_discount=True)
-    assert largest(found - truth - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT

@@ -7,20 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_quadratic import (
-    LinearGaussian,
-    LinearQuadratic,
-    linear_quadratic_augmented,
-    linear_quadratic_optimal,
-    quadratic_cost,
-)
+from linear_quadratic import LinearQuadratic, linear_quadratic_augmented, linear_quadratic_optimal, quadratic_cost
 from random_problems import examples, largest, numbers, temperatures
-
-from repolicy.priors.kinds import ScoredPrior, Scorer
 
 TIGHT = 1e-10
 costs = st.floats(0.1, 2.0)
@@ -54,22 +45,6 @@ def column(*values):
 
 
 @examples
-@given(scalars(), temperatures)
-def test_the_scalar_optimum_is_the_formula_of_the_textbook(system, alpha):
-    """K = γabP / (r + γb²P) and σ² = α / (2(r + γb²P)), where P solves its quadratic equation."""
-    (a,), (b,), gamma = system.dynamics[0], system.control[0], system.discount
-    q, r = system.cost.diagonal()
-    linear = r - gamma * a * a * r - gamma * b * b * q  # γb²·P² + linear·P − q·r = 0
-    root = (linear * linear + 4 * gamma * b * b * q * r).sqrt()
-    matrix = 2 * q * r / (linear + root)
-    found = linear_quadratic_optimal(system, alpha)
-    held_back = r + gamma * b * b * matrix
-    assert largest(found.matrix - matrix) < TIGHT * (1 + matrix)
-    assert largest(found.policy.gain - gamma * a * b * matrix / held_back) < TIGHT
-    assert largest(found.policy.covariance - alpha / (2 * held_back)) < TIGHT
-
-
-@examples
 @given(scalars(), temperatures, st.floats(-2.0, 2.0))
 def test_it_satisfies_the_soft_bellman_equation(system, alpha, x):
     """V(x) = α log ∫ exp((reward + γ V(x′)) / α) du, and log π = (Q − V) / α: integrated numerically."""
@@ -98,27 +73,6 @@ def test_the_residual_optimum_is_that_of_the_summed_cost(data, basic, alpha, ome
     assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
     assert largest(found.matrix - (wanted.matrix - omega * prior.matrix)) < TIGHT * (1 + wanted.matrix.abs().max())
     assert abs(found.constant - (wanted.constant - omega * prior.constant)) < TIGHT * (1 + abs(wanted.constant))
-
-
-@pytest.mark.parametrize("discount", [0.5, 0.9, 0.999])
-def test_an_addon_of_nothing_gives_the_prior_back(discount):
-    """The augmented problem has then nothing left to pay for: P is zero, and what is found is the prior at ω = 1."""
-    system = LinearQuadratic([[1.0, 0.1], [0.3, 1.0]], [[0.0], [0.1]], quadratic_cost(torch.eye(2), 0.1), discount)
-    prior = linear_quadratic_optimal(system, 0.2)
-    nothing = replace(system, cost=torch.zeros(3, 3))
-    found = linear_quadratic_optimal(linear_quadratic_augmented(nothing, prior.policy, 0.2), 0.2)
-    assert largest(found.matrix) < TIGHT
-    assert largest(found.policy.gain - prior.policy.gain) < TIGHT
-    assert largest(found.policy.covariance - prior.policy.covariance) < TIGHT
-
-
-def test_the_policy_is_a_prior_for_single_precision_too():
-    """Which is what environments and policies have."""
-    policy = LinearGaussian([[0.5, -1.0]], 0.25)
-    obs, action = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0], [2.0]])
-    found = policy.log_prob(obs, action)
-    assert largest(found - policy.log_prob(obs.double(), action.double())) < TIGHT
-    assert largest(Scorer(ScoredPrior(policy))(obs[None], action[None], torch.zeros(1, 2).bool()) - found) < 1e-6
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"

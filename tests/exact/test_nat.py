@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_problems import (
     any_mdps,
@@ -107,7 +107,7 @@ def test_a_soft_optimal_prior_needs_none(data, mdp, alpha, weight):
     assert expected_return(mdp, full(alpha), held) <= expected_return(mdp, full(alpha), found) + 1e-8
 
 
-@settings(examples, max_examples=20)
+@examples
 @given(st.data(), short_mdps(discount=st.just(1.0)), heavy)
 def test_its_policy_gradient_is_that_of_j(data, mdp, weight):
     mdp = replace(mdp, familiarity=data.draw(numbers(mdp.states)))

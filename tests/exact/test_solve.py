@@ -1,13 +1,13 @@
 """Residual soft Q-iteration finds the optimum of a reward that it has never seen."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import any_mdps, examples, largest, mdps, policies, temperatures, weights
+from random_problems import any_mdps, examples, largest, policies, temperatures, weights
 
 from repolicy.exact import MDP, exact_gradient, soft_optimal, solve_augmented, solve_residual
 from repolicy.exact.solve import expected_return
-from repolicy.objective import greedy, residual, soft
+from repolicy.objective import residual, soft
 
 TIGHT = 1e-10
 
@@ -51,15 +51,6 @@ def test_the_optimum_keeps_its_digits_where_values_are_large():
 
 
 @examples
-@given(any_mdps(), temperatures)
-def test_without_a_prior_residual_is_greedy(mdp, alpha):
-    assert (
-        largest(solve_residual(mdp, greedy(alpha)).policy - soft_optimal(mdp.with_reward(mdp.addon), alpha).policy)
-        < TIGHT
-    )
-
-
-@examples
 @given(st.data(), any_mdps(), temperatures)
 def test_the_optimum_is_optimal(data, mdp, alpha):
     """Judged by J, which is computed without a soft maximum: its gradient is zero there and no policy has more."""
@@ -70,25 +61,16 @@ def test_the_optimum_is_optimal(data, mdp, alpha):
     assert expected_return(mdp, soft(alpha), data.draw(policies(mdp))) <= reached + TIGHT
 
 
-@settings(examples, max_examples=10)
-@given(mdps(horizon=st.none()), temperatures)
-def test_a_long_horizon_approaches_the_infinite_one(mdp, alpha):
-    """Two loops that share no stopping rule."""
-    long = type(mdp)(mdp.transitions, mdp.reward, mdp.start, mdp.discount, horizon=300)
-    assert largest(soft_optimal(long, alpha).v[0] - soft_optimal(mdp, alpha).v) < TIGHT
-
-
 def test_news_from_afar_arrives() -> None:
     """A chain whose far end pays: policy iteration carries the news by one state a step, through all 150 of them."""
     count, discount, alpha = 150, 0.99, 1e-3
-    transitions, reward = torch.zeros(count, 2, count), torch.zeros(count, 2)
-    for state in range(count):  # stay, for a little; or go on
-        transitions[state, 0, state] = transitions[state, 1, min(state + 1, count - 1)] = 1.0
-    reward[:, 0], reward[-1, 1] = 0.1, 10.0
-    mdp = MDP(transitions, reward, torch.ones(count) / count, discount)
+    states = torch.arange(count)
+    moves = torch.stack([states, (states + 1).clamp(max=count - 1)], -1)  # stay, for a little; or go on
+    reward = torch.tensor([[0.1, 0.0]] * (count - 1) + [[0.1, 10.0]], dtype=torch.float64)
+    mdp = MDP(torch.nn.functional.one_hot(moves), reward, torch.ones(count) / count, discount)
     v = torch.zeros(count, dtype=torch.float64)
     for _ in range(4_000):  # value iteration, which needs no policy
-        v = alpha * torch.logsumexp((mdp.reward + discount * mdp.transitions @ v) / alpha, -1)
+        v = alpha * torch.logsumexp((reward + discount * v[moves]) / alpha, -1)
     assert largest(soft_optimal(mdp, alpha).v - v) < TIGHT
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import (
     any_mdps,
@@ -69,7 +69,7 @@ def test_what_is_never_done_pays_nothing(horizon):
     assert bool((q[best.policy == 0] == -torch.inf).all())
 
 
-@settings(examples, max_examples=10)
+@examples
 @given(st.data(), mdps(horizon=st.none()), objectives())
 def test_a_long_horizon_approaches_the_infinite_one(data, mdp, objective):
     """Backwards through the horizon, and a linear system solved at once."""
