@@ -108,6 +108,9 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     with pytest.raises(RepolicyError, match="1 runs failed"):
         campaign.run_missing([TRAIN, again, wrong], options)
     assert Inside.started == ["pendulum/wrong/0"], "what failed is tried again, what is done is not"
+    options.jobs = 0
+    with pytest.raises(UsageError, match="jobs is 0"):
+        campaign.run_missing([TRAIN], options)
 
 
 def test_what_waits_for_another_is_begun_after_it(
@@ -145,12 +148,6 @@ def test_a_run_that_leaves_nothing_here_is_a_failure(options: argparse.Namespace
         with pytest.raises(RepolicyError, match="1 runs failed"):
             campaign.run_missing([TRAIN], options)
     assert "must see that folder" in Ledger(options.ledger).by_key()[TRAIN.key]["error"]
-
-
-def test_no_jobs_are_refused(options: argparse.Namespace) -> None:
-    options.jobs = 0
-    with pytest.raises(UsageError, match="jobs is 0"):
-        campaign.run_missing([TRAIN], options)
 
 
 def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,18 +96,18 @@ def test_rows_are_stale_that_do_not_contain_a_change(tmp_path: Path, monkeypatch
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("change", stale.CHANGES, ids=lambda change: change.commit[:8])
-def test_a_change_names_ledgers_of_rows_that_have_a_key(change: stale.Change) -> None:
-    rows = "".join((RESULTS / f"{name}.jsonl").read_text() for name in change.files)
-    assert all("key" in json.loads(line) for line in rows.splitlines())
+def test_a_change_names_ledgers_of_rows_that_have_a_key() -> None:
+    for name in {name for change in stale.CHANGES for name in change.files}:
+        lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()
+        assert all("key" in json.loads(line) for line in lines), name
 
 
-FILES = sorted(RESULTS.rglob("*.jsonl"))
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
-def test_every_row_names_its_command_and_its_commit(path: Path) -> None:
-    for number, row in enumerate(map(json.loads, path.read_text().splitlines()), start=1):
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.jsonl")), ids=lambda path: str(path.relative_to(RESULTS)))
+def test_every_row_names_its_commit_and_a_command_that_is_understood(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, row in enumerate(rows, start=1):
         missing = {"command", "commit"} - row.keys()
         assert not missing, f"row {number} lacks {' and '.join(sorted(missing))}"
         assert re.match(r"(repolicy|python) ", row["command"]), number
@@ -115,31 +116,31 @@ def test_every_row_names_its_command_and_its_commit(path: Path) -> None:
         assert set(row.get("filled_in", [])) <= {"command", "commit"}
         if "key" in row:  # of a ledger
             assert row["sha256"] == checksum({name: value for name, value in row.items() if name != "sha256"})
+    for command in {row["command"] for row in rows}:
+        assert exit_code(shlex.split(command), monkeypatch) == 0, command
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
-def test_every_command_of_a_row_is_understood(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def exit_code(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a program that only reads its command line would end with: 2 for words that are not understood."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_only(parser: argparse.ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
         found = parse(parser, words)
         if parser.prog == "python -m experiments.llm":  # one of its programs parses the rest
             return found
-        raise SystemExit(0)  # it would be 2 for words that are not understood
+        raise SystemExit(0)
 
-    for command in {json.loads(line)["command"] for line in path.read_text().splitlines()}:
-        program, *words = shlex.split(command)
-        if program == "repolicy":
-            cli._parse_command(words)
-            continue
-        assert words[0] == "-m", f"{command}: a script does not find the other folders"
-        module = importlib.import_module(words[1].replace(".llm", ".llm.__main__"))
-        with monkeypatch.context() as patch:
-            patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-            patch.setattr("sys.argv", words[1:])
-            with pytest.raises(SystemExit) as ended:
-                module.main()
-        assert ended.value.code == 0, command
+    if words[0] == "repolicy":
+        cli._parse_command(words[1:])
+        return 0
+    assert words[1] == "-m", f"{words}: a script does not find the other folders"
+    module = importlib.import_module(words[2].replace(".llm", ".llm.__main__"))
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr("sys.argv", words[2:])
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+    return ended.value.code
 
 
 def test_a_ledger_names_both_where_the_row_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

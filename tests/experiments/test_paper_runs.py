@@ -51,11 +51,8 @@ def test_every_run_is_the_papers() -> None:
 
 
 def test_every_run_has_its_environment_and_its_add_on() -> None:
-    tasks = {
-        "halfcheetah": ("HalfCheetah-v4", "hind_leg"),
-        "hopper": ("Hopper-v4", "height"),
-        "ant": ("Ant-v4", "sideways"),
-    }
+    tasks = {"halfcheetah": ("HalfCheetah-v4", "hind_leg"), "hopper": ("Hopper-v4", "height")}
+    tasks |= {"ant": ("Ant-v4", "sideways")}
     for plan in plan_runs():
         run = plan.run(Path("prior"))
         assert (run.env, run.addon) == tasks[plan.task]

@@ -22,15 +22,11 @@ from repolicy.prepare import states
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under kl, log prior and log policy cancel."""
     monkeypatch.setattr(found, "EPISODES", 8)
-    seen = found.measure_objective(
-        optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), kl(0.7)
-    )
+    asked = optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")])
+    seen = found.measure_objective(*asked, kl(0.7))
     assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
-    wish = found.measure_objective(
-        optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), None
-    )
-    assert wish["objective"] == seen["sampled"]["addon"]
+    assert found.measure_objective(*asked, None)["objective"] == seen["sampled"]["addon"]
 
 
 def test_shipped_priors_change_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
