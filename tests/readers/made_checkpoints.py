@@ -52,6 +52,21 @@ def brax_file(path: Path, **more: Any) -> Path:
     return path
 
 
+def dense(layer: dict[str, Any], inputs: Tensor) -> Tensor:
+    """A layer of Flax's, in double precision."""
+    return inputs.double() @ torch.as_tensor(layer["kernel"]).double() + torch.as_tensor(layer["bias"]).double()
+
+
+def brax_body(layers: dict[str, Any], inputs: Tensor, count: int, activation: Any = nn.functional.silu) -> Tensor:
+    """The first layers of Brax's network, with LayerNorms where there are some."""
+    for i in range(count):
+        inputs = activation(dense(layers[f"hidden_{i}"], inputs))
+        if norm := layers.get(f"LayerNorm_{i}"):
+            weight, bias = (torch.as_tensor(norm[part]).double() for part in ("scale", "bias"))
+            inputs = nn.functional.layer_norm(inputs, inputs.shape[1:], weight, bias, 1e-6)
+    return inputs
+
+
 def class_named(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     """A class that pickles under the name of one of a library that is not here."""
     module, _, last = name.rpartition(".")

@@ -1,5 +1,7 @@
 """Graphs and scripts to read, and what their own runtimes make of them."""
 
+import runpy
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import stirred
 from torch import nn
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -28,6 +31,29 @@ def script(path: Path, module: nn.Module, size: int, traced: bool = False) -> Pa
         scripted = torch.jit.trace(module, torch.zeros(2, size)) if traced else torch.jit.script(module)
         torch.jit.save(scripted, str(path))
     return path
+
+
+MODULE = """
+import torch
+
+
+class Written(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(5, 6), torch.nn.Linear(6, 8)
+        self.register_buffer("var", torch.linspace(0.3, 1.3, 5))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+"""
+
+
+def written(path: Path, code: str, traced: bool = False) -> tuple[Path, nn.Module]:
+    """TorchScript of what computes an expression, or statements, of `obs` and the layers in `self`, and the module."""
+    source = path.with_suffix(".py")  # where torch looks for the code
+    body = code if "return" in code else f"return {code}"
+    source.write_text(MODULE + textwrap.indent(body, " " * 8))
+    module = stirred(runpy.run_path(str(source), run_name="written")["Written"]())
+    return script(path, module, 5, traced), module
 
 
 def exported(path: Path, module: nn.Module, old: bool = True, opset: int = 18) -> Path:

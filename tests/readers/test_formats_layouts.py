@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, describe, mean, observations
-from made_checkpoints import Seen, brax_file, mlp, named, saved, settings, squashed
+from made_checkpoints import Seen, brax_body, brax_file, dense, mlp, named, saved, settings, squashed
 from torch import nn
 from typed_commands import refused
 
@@ -54,13 +54,10 @@ def test_what_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, own: Any, 
         describe(saved(tmp_path / "mine.pth", made | own), options)
 
 
-def test_layers_of_td3_without_its_bounds_are_of_another_script(tmp_path: Path) -> None:
+def test_another_script_and_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:
     bare = {name: each for name, each in squashed("fc_mu").items() if not name.startswith("action_")}
     with pytest.raises(FileError, match="no policy of a known layout.* file.py:act, or say .*actor=fc1[+]fc2[+]fc_mu"):
         describe(saved(tmp_path / "mine.pth", bare))
-
-
-def test_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:
     np.savez(tmp_path / "demo.npz", observations=np.zeros((9, 5)), actions=np.zeros((9, 2)))
     with pytest.raises(FileError, match=r"demonstrations: `repolicy imitate .*demo.npz` makes a policy of them$"):
         describe(tmp_path / "demo.npz")
@@ -87,12 +84,9 @@ def test_an_encoder_in_a_checkpoint_of_rsl_rl_is_not_left_out(state: str, actor:
 @pytest.mark.parametrize("word", ["gelu", "gelu_tanh"])
 def test_flaxs_gelu_is_the_one_by_tanh(word: str, tmp_path: Path) -> None:
     path, obs = brax_file(tmp_path / "params"), observations(5, 3.0)
-    _, kept = pickle.loads(path.read_bytes())
-    first, second = (
-        [torch.as_tensor(kept["params"][f"hidden_{n}"][part]) for part in ("kernel", "bias")] for n in (0, 1)
-    )
-    hidden = nn.functional.gelu(obs.double() @ first[0] + first[1], approximate="tanh")
-    wanted = torch.tanh((hidden @ second[0] + second[1])[:, :3])
+    layers = pickle.loads(path.read_bytes())[1]["params"]
+    hidden = brax_body(layers, obs, 1, nn.GELU(approximate="tanh"))
+    wanted = torch.tanh(dense(layers["hidden_1"], hidden)[:, :3])
     assert_equal(mean(describe(path, Options(file_activation=word)), obs), wanted)
 
 
@@ -101,8 +95,7 @@ RANGES = ["\n    - 0.2\n    - 1.0", " !!python/tuple\n    - 0.2\n    - 1.0", " [
 
 
 @pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
-@pytest.mark.parametrize("std_type", ["scalar", "log"])
-@pytest.mark.parametrize("written", RANGES)
+@pytest.mark.parametrize(("std_type", "written"), [("scalar", RANGES[0]), ("log", RANGES[1]), ("log", RANGES[2])])
 def test_rsl_rls_std_stays_in_the_range_of_its_settings(kind: str, std_type: str, written: str, tmp_path: Path) -> None:
     distribution = getattr(pytest.importorskip("rsl_rl.modules.distribution"), kind)(
         3, std_range=(0.2, 1.0), std_type=std_type
@@ -136,6 +129,9 @@ def skrls(path: Path) -> Path:
     return saved(path, kept)
 
 
+NO_STATISTICS = ("observations are not normalized (the file has no statistics)",)
+
+
 @pytest.mark.parametrize(("clip", "bounds"), [("true", (-2.0, 1.0)), ("false", (-3.0, 3.0))])
 @pytest.mark.parametrize("activations", ["tanh", "[tanh, tanh]", "\n    - tanh\n    - tanh"])
 def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
@@ -145,11 +141,8 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
     assert any("within other bounds than -20 and 2" in note for note in describe(path).notes)
     settings(tmp_path, f"{SKRL.format(clip, activations)}    output: ACTIONS\n")
     described = describe(path)
-    assert described.actor.activation == "tanh"
-    assert described.notes == ("observations are not normalized (the file has no statistics)",)
-    std = policy_from(described).std
-    assert std is not None
-    torch.testing.assert_close(std, torch.tensor([bounds[0], 0.0, bounds[1]]).exp())
+    assert (described.actor.activation, described.notes) == ("tanh", NO_STATISTICS)
+    torch.testing.assert_close(policy_from(described).std, torch.tensor([bounds[0], 0.0, bounds[1]]).exp())
 
 
 @pytest.mark.parametrize(
@@ -169,9 +162,8 @@ def test_skrls_log_std_stays_in_the_bounds_of_its_settings(
 def test_skrls_other_functions_are_refused(more: str, sentence: str, tmp_path: Path) -> None:
     path = skrls(tmp_path / "agent_1.pt")
     settings(tmp_path, SKRL.format("true", more))
-    with pytest.raises(
-        CannotCopyError, match=f"{sentence}.*, file.py:act$"
-    ):  # and no --layout, which has none of these
+    without_layout = f"{sentence}.*, file.py:act$"  # which has none of these
+    with pytest.raises(CannotCopyError, match=without_layout):
         describe(path)
 
 
@@ -180,8 +172,7 @@ def test_skrls_older_settings_say_the_same(tmp_path: Path) -> None:
     output = '    output_shape: Shape.ACTIONS\n    output_activation: ""\n    output_scale: 1.0\n'
     settings(tmp_path, "    hidden_activation:\n    - tanh\n    - tanh\n" + output)
     described = describe(path)
-    assert described.actor.activation == "tanh"
-    assert described.notes == ("observations are not normalized (the file has no statistics)",)
+    assert (described.actor.activation, described.notes) == ("tanh", NO_STATISTICS)
 
 
 @pytest.mark.parametrize("name", ["observation_preprocessor", "state_preprocessor"])
@@ -194,9 +185,7 @@ def test_skrls_scaler_has_the_clip_and_the_epsilon_of_its_settings(name: str, tm
     settings(tmp_path, policy + kwargs.format("state", "9.0", "0.5") + kwargs.format("value", "1.0", "2.0"))
     described = describe(path)
     assert described.actor.activation == "tanh"
-    assert described.normalizer is not None
-    assert described.normalizer.clip == 9.0
-    assert described.normalizer.scale.tolist() == [0.4] * 5
+    assert (described.normalizer.clip, described.normalizer.scale.tolist()) == (9.0, [0.4] * 5)
     told = any("skrl 2 gives a state_preprocessor to the critic alone" in note for note in described.notes)
     assert told == (name == "state_preprocessor")
 
@@ -208,9 +197,7 @@ def test_skrls_clips_and_its_multivariate_gaussian(tmp_path: Path) -> None:
     described = describe(path)
     assert any("skrl clips actions to the environment's bounds" in note for note in described.notes)
     assert any("before skrl 2.1.1 a MultivariateGaussian's std" in note for note in described.notes)
-    std = policy_from(described).std
-    assert std is not None
-    torch.testing.assert_close(std, torch.tensor([-2.0, 0.0, 1.0]).exp())
+    torch.testing.assert_close(policy_from(described).std, torch.tensor([-2.0, 0.0, 1.0]).exp())
     settings(tmp_path, "    class: GaussianMixin\n    clip_mean_actions: true\n" + usual)
     with pytest.raises(CannotCopyError, match="its means are clipped to the environment's bounds"):
         describe(path)
@@ -281,6 +268,10 @@ def test_inspect_shows_a_fitted_std(td3: Path, capsys: pytest.CaptureFixture[str
         ({"var": np.array([1.0, -1.0, 1.0, 1.0, 1.0])}, "its observations' statistics are damaged"),
         ({"mean": np.zeros(5) + 1j}, "it holds complex128 where real numbers are expected"),
         ({"var": np.array(["1", "1", "1", "1", "1"])}, "it holds <U1 where real numbers"),
+        ({"clip": 0.0}, "is damaged"),
+        ({"epsilon": -1.0}, "is damaged"),
+        ({"clip": np.nan}, "is damaged"),
+        ({"clip": np.ones(5)}, "is damaged"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in sqrt:RuntimeWarning")

@@ -86,20 +86,19 @@ def test_isaac_labs_settings_tell_rl_gamess_activation(tmp_path: Path) -> None:
             describe(path)
 
 
-@pytest.mark.parametrize("model", ["continuous_a2c", "continuous_a2c_logstd", "continuous_a2c_tanh"])
-def test_isaac_labs_settings_tell_what_rl_gamess_sigma_is(model: str, tmp_path: Path) -> None:
+def test_isaac_labs_settings_tell_what_rl_gamess_sigma_is(tmp_path: Path) -> None:
     body, head = trunk(nn.ELU), nn.Linear(7, 2)
     network = named("a2c_network.actor_mlp", body) | named("a2c_network.mu", head) | {"a2c_network.sigma": STD}
     path, obs = saved(tmp_path / "Ant.pth", {"model": network}), observations(5)
-    settings(tmp_path, f"  name: a2c_continuous\n  model:\n    name: {model}\n  mlp:\n    activation: elu\n")
-    if model == "continuous_a2c_tanh":
-        with pytest.raises(CannotCopyError, match="its model is continuous_a2c_tanh, another distribution"):
-            describe(path)
-        return
-    with torch.no_grad():
-        std = STD.exp() if model == "continuous_a2c_logstd" else STD
-        assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), std))
-    assert not any("exp(sigma)" in note for note in describe(path).notes)
+    text = "  name: a2c_continuous\n  model:\n    name: {}\n  mlp:\n    activation: elu\n"
+    for model, std in (("continuous_a2c", STD), ("continuous_a2c_logstd", STD.exp())):
+        settings(tmp_path, text.format(model))
+        with torch.no_grad():
+            assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), std))
+        assert not any("exp(sigma)" in note for note in describe(path).notes)
+    settings(tmp_path, text.format("continuous_a2c_tanh"))
+    with pytest.raises(CannotCopyError, match="its model is continuous_a2c_tanh, another distribution"):
+        describe(path)
 
 
 def test_a_memory_is_no_part_of_a_layout(tmp_path: Path) -> None:
@@ -186,21 +185,20 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
     model |= named("critic_old" if kind == "SAC" else "critic", mlp((5, 8, 1), nn.Tanh))
     kept = model if kind in ("SAC", "TD3 or DDPG") else {"model": model, "obs_rms": STATISTICS}
     path, obs = saved(tmp_path / "policy.pth", kept), observations(5, 4.0)
+    described = describe(path)
     with torch.no_grad():
         inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
         values = body(inputs)
         if kind == "choice":
-            assert_scored(describe(path), obs, torch.distributions.Categorical(logits=head(values)))
+            assert_scored(described, obs, torch.distributions.Categorical(logits=head(values)))
             return
         if kind == "TD3 or DDPG":
-            described = describe(path)
             assert_equal(mean(described, obs), torch.tanh(head(values)))
             assert "give one with --std" in " ".join(described.notes)
             return
         std = STD if kind.startswith("PPO") else sigma(values).clamp(-20, 2).exp()
         normal = torch.distributions.Normal(head(values), std)
         raw = normal.sample()
-    described = describe(path)
     assert any("a policy of SAC" in note for note in described.notes) == (kind == "conditioned")
     assert (described.squashed, described.kind) == (kind == "SAC", "SAC" if kind == "SAC" else "PPO")
     slopes = torch.log1p(-(torch.tanh(raw.double()) ** 2)).sum(-1) if kind == "SAC" else 0.0
@@ -220,9 +218,7 @@ def test_layers_of_tianshous_head_have_its_default_activation(tmp_path: Path) ->
     body, head = trunk(nn.Tanh), mlp((7, 6, 2), nn.ReLU)
     state = named("actor.preprocess.model.model", body) | named("actor.mu.model", head)
     path = saved(tmp_path / "policy.pth", state | {"actor.sigma_param": STD.log()[:, None]})
-    with pytest.raises(
-        CannotCopyError, match="its head has layers of relu, tianshou's default, and its other layers tan"
-    ):
+    with pytest.raises(CannotCopyError, match="head has layers of relu, tianshou's default, and its other layers tan"):
         describe(path)
     assert describe(path, Options(file_activation="relu")).actor.activation == "relu"
 

@@ -6,7 +6,6 @@ A model of today is saved, and its tensors and settings are put into the old lay
 import base64
 import io
 import json
-import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
 from repolicy.readers.description import CannotCopyError
+from repolicy.readers.pickles import read_pickle
 from repolicy.readers.reading import Options
 
 
@@ -42,11 +42,9 @@ ONE_LAYER = {"action_net.0.weight": "action_net.weight", "action_net.0.bias": "a
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_linear_policy_of_ars_in_sb3_contrib_1_has_a_layer_without_a_number(
-    with_bias: bool, tmp_path: Path
-) -> None:
-    settings = {"policy": "LinearPolicy", "policy_kwargs": {"with_bias": with_bias}}
-    model, path = made(contrib("ARS"), tmp_path, **settings)
+def test_the_linear_policy_of_ars_in_sb3_contrib_1_has_no_number(with_bias: bool, tmp_path: Path) -> None:
+    bias = {"with_bias": with_bias}
+    model, path = made(contrib("ARS"), tmp_path, policy="LinearPolicy", policy_kwargs=bias)
     described = describe(aged(path, "old.zip", ONE_LAYER))
     assert (described.kind, described.family, described.std) == ("ARS", "gaussian", None)
     assert (described.squashed, described.clips, described.actor.hidden) == (False, True, ())
@@ -69,11 +67,9 @@ def test_its_choices_need_a_temperature(tmp_path: Path) -> None:
 @pytest.mark.parametrize("actions", ["box", "choice"])
 def test_an_actor_critic_without_hidden_layers_is_none_of_ars(actions: str, tmp_path: Path) -> None:
     model, path = made(sb3.PPO, tmp_path, actions, policy_kwargs={"net_arch": []})
-    described = describe(path)
+    described, obs = describe(path), observations(5)
     assert described.kind == "PPO"
-    obs = observations(5)
-    with torch.no_grad():
-        assert_scored(described, obs, model.policy.get_distribution(obs))
+    assert_scored(described, obs, model.policy.get_distribution(obs))
 
 
 def test_statistics_of_a_dict_do_not_fit_a_row_of_numbers(tmp_path: Path) -> None:
@@ -97,20 +93,11 @@ def test_a_forks_class_in_the_librarys_own_module_is_not_theirs(name: str, tmp_p
         describe(aged(path, "fork.zip", {}, policy_class=forked))
 
 
-class _Bare(pickle.Unpickler):
-    """The test's own reading of a file of known contents: NumPy's names as they are, all others empty."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy":
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        return type(name, (), {})
-
-
 def normalized(path: Path, obs: np.ndarray) -> np.ndarray:
     """By VecNormalize's own code, with the statistics of a file."""
-    kept = _Bare(io.BytesIO(path.read_bytes())).load()
-    envs = VecNormalize(DummyVecEnv([Still]), clip_obs=kept.clip_obs, epsilon=kept.epsilon)
-    envs.obs_rms.mean, envs.obs_rms.var = kept.obs_rms.mean, kept.obs_rms.var
+    kept = read_pickle(path.read_bytes(), "statistics").state
+    envs = VecNormalize(DummyVecEnv([Still]), clip_obs=kept["clip_obs"], epsilon=kept["epsilon"])
+    vars(envs.obs_rms).update(kept["obs_rms"].state)
     return envs._normalize_obs(obs.astype(np.float64), envs.obs_rms)  # not in single precision
 
 
@@ -119,8 +106,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(content, map_location="cpu", weights_only=True)
 
 
+WIDE = {"pi": [256, 256], "vf": [256, 256]}
 ZOO = {
-    "ppo_HalfCheetah-v3": (17, spaces.Box(-1, 1, (6,)), {"activation_fn": torch.nn.ReLU, "net_arch": [256, 256]}),
+    "ppo_HalfCheetah-v3": (17, spaces.Box(-1, 1, (6,)), {"activation_fn": torch.nn.ReLU, "net_arch": WIDE}),
     "trpo_Hopper-v3": (11, spaces.Box(-1, 1, (3,)), {}),
     "a2c_Pendulum-v1": (3, spaces.Box(-2, 2, (1,)), {"use_sde": True}),
     "ppo_CartPole-v1": (4, spaces.Discrete(2), {}),
@@ -138,12 +126,9 @@ def _in_double(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_zoos_policies(name: str, real: Callable[[str], Path]) -> None:
     path = real(f"rl_trained_agents/{name}.zip")
     size, actions, settings = ZOO[name]
-    if isinstance(settings.get("net_arch"), list):
-        settings = settings | {"net_arch": {"pi": settings["net_arch"], "vf": settings["net_arch"]}}
     host = ActorCriticPolicy(spaces.Box(-np.inf, np.inf, (size,)), actions, lambda _: 1e-3, **settings)
     host.load_state_dict(weights(path))
-    described = describe(path)
-    obs = observations(size, 2.0)
+    described, obs = describe(path), observations(size, 2.0)
     statistics = path.with_name(f"{name}.vecnormalize.pkl")
     assert (described.normalizer is not None) == statistics.exists()
     inputs = torch.as_tensor(normalized(statistics, obs.numpy())) if statistics.exists() else obs
@@ -158,8 +143,7 @@ def test_the_zoos_sac(real: Callable[[str], Path]) -> None:
     path = real("rl_trained_agents/sac_Hopper-v3.zip")
     host = SACPolicy(spaces.Box(-np.inf, np.inf, (11,)), spaces.Box(-1, 1, (3,)), lambda _: 1e-3)
     host.load_state_dict(weights(path))
-    described = describe(path)
-    obs = observations(11)
+    described, obs = describe(path), observations(11)
     with torch.no_grad():
         assert_equal(mean(described, obs), host.double()._predict(obs.double(), deterministic=True))
     check_soft(host, described, obs)

@@ -82,10 +82,14 @@ def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
     assert inspect(folder)["kind"] == "PPO of RLlib"
 
 
+def compressed(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
 def packed(numbers: np.ndarray) -> str:
     stream = io.BytesIO()
     np.save(stream, numbers)
-    return base64.b64encode(zlib.compress(stream.getvalue())).decode()
+    return compressed(stream.getvalue())
 
 
 @pytest.fixture
@@ -131,10 +135,6 @@ def test_the_checkpoint_is_found_from_the_folder_of_the_module(
 def test_what_changes_observations_and_is_not_known_is_refused(checkpoint: Any) -> None:
     with pytest.raises(FileError, match="observations pass FrameStackingEnvToModule"):
         load_policy(checkpoint(FILTER, "FrameStackingEnvToModule"))
-
-
-def compressed(content: bytes) -> str:
-    return base64.b64encode(zlib.compress(content)).decode()
 
 
 def headed(header: bytes, numbers: bytes = b"") -> str:
@@ -238,11 +238,10 @@ def test_whether_actions_are_scaled_or_clipped_stands_in_the_checkpoint(
     described = describe(folder / RLLIB)
     with torch.no_grad():
         loc, log_std = net(obs).chunk(2, -1)
+    assert (loc > 1.0).any()
     factor = bound if scales else 1.0
     assert_scored(described, obs, torch.distributions.Normal(factor * loc, factor * log_std.exp()))
-    sent = (factor * loc).clamp(-bound, bound) if scales or clips else loc
-    assert (loc > 1.0).any()
-    assert_equal(mean(described, obs), sent)
+    assert_equal(mean(described, obs), (factor * loc).clamp(-bound, bound) if scales or clips else loc)
     assert not any("scaled" in note for note in described.notes)
 
 

@@ -1,5 +1,6 @@
 """Files that cannot be copied run as they are, and agree with onnxruntime and PyTorch, memory included."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def residual(tmp_path: Path, batch: Any = "batch") -> Path:
 @pytest.mark.parametrize("batch", ["batch", 1])
 def test_a_graph_runs_in_onnxruntime_as_a_mean(batch: Any, tmp_path: Path) -> None:
     path, obs = residual(tmp_path, batch), observations(5)
-    prior = placed(path, 5, 3)
+    prior, program = placed(path, 5, 3), Graph(PolicyFile(path))
+    program.prepare(5)
+    assert program._runs_row_by_row == (batch == 1)  # those that a graph keeps apart run together
     assert not prior.has_memory
     assert any("it holds Add" in note and "its std is of the actions themselves" in note for note in prior.notes)
     assert_equal(prior.distribution(obs).mode(), run(path, obs))
@@ -43,29 +46,26 @@ def test_a_graph_runs_in_onnxruntime_as_a_mean(batch: Any, tmp_path: Path) -> No
     assert_equal(again.for_spaces(5, prior.actions).distribution(obs).mode(), run(path, obs))
 
 
-@pytest.mark.parametrize("mixing", ["mean", "shape"])
-def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(mixing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mixing", "constant"),
+    [
+        ([node("ReduceMean", "obs k", "middle"), node("Add", "obs middle", "x")], [0]),
+        ([node("Reshape", "obs k", "middle"), node("Add", "middle middle", "x")], [1, 5]),
+    ],
+    ids=["mean", "shape"],
+)
+def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(
+    mixing: list[Any], constant: list[int], tmp_path: Path
+) -> None:
     """A mean over the rows gives other actions for several; a shape that is written down refuses several."""
-    constants = {"axes": np.array([0]), "row": np.array([1, 5]), "w": random(5, 3)}
-    nodes = {
-        "mean": [node("ReduceMean", "obs axes", "middle"), node("Add", "obs middle", "x")],
-        "shape": [node("Reshape", "obs row", "middle"), node("Add", "middle middle", "x")],
-    }
-    used = {name: constants[name] for name in ("w", "axes" if mixing == "mean" else "row")}
-    path = graph(
-        tmp_path / "policy.onnx", [*nodes[mixing], node("Softsign", "x", "y"), node("Gemm", "y w", "out")], used
-    )
-    program, obs = Graph(PolicyFile(path)), observations(5)
+    constants = {"k": np.array(constant), "w": random(5, 3)}
+    nodes = [*mixing, node("Softsign", "x", "y"), node("Gemm", "y w", "out")]
+    path, obs = graph(tmp_path / "policy.onnx", nodes, constants), observations(5)
+    program = Graph(PolicyFile(path))
     assert not program.prepare(5)
     wanted = (2.0 * obs / (1.0 + 2.0 * obs.abs())) @ torch.from_numpy(constants["w"]).float()
     assert_equal(program.step(obs.numpy(), {})[0], wanted)
     assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
-
-
-def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> None:
-    program = Graph(PolicyFile(residual(tmp_path)))
-    program.prepare(5)
-    assert not program._runs_row_by_row
 
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16])
@@ -90,12 +90,11 @@ def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
 
 def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Add", "obs time", "out")], {}, ("obs", "time"))
-    with pytest.raises(
-        FileError, match=r"takes 2 inputs \(obs, time\), and a prior takes observations alone: .*file.py:act"
-    ):
+    said = "takes 2 inputs (obs, time), and a prior takes observations alone"
+    with pytest.raises(FileError, match=f"{re.escape(said)}: .*file.py:act"):
         open_policy(path, STD)
     facts = inspect(path)
-    assert facts["runs as it is"].startswith("no: it takes 2 inputs (obs, time), and a prior takes observations alone")
+    assert facts["runs as it is"].startswith(f"no: it {said}")
     assert facts["missing"].startswith("a function that runs it (file.py:act)")
     assert inspect(residual(tmp_path))["runs as it is"] == "in onnxruntime"
 
@@ -152,10 +151,8 @@ def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
 def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[str, str], tmp_path: Path) -> None:
-    path = graph(
-        tmp_path / "policy.onnx", [node("Gemm", "obs w", "a"), node("Softsign", "a", "out")], {"w": random(5, 3)}
-    )
-    obs = observations(5)
+    nodes, obs = [node("Gemm", "obs w", "a"), node("Softsign", "a", "out")], observations(5)
+    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3)})
     wanted = run(path, obs)
     model = onnx.load(path)
     model.graph.input[0].name = model.graph.node[0].input[0] = names[0]
@@ -226,7 +223,7 @@ def test_sparse_weights_are_refused(place: str, tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes observations of 5 numbers, the environment's: 6"):
         placed(residual(tmp_path), 6, 3)
-    with pytest.raises(
-        UsageError, match=r"policy.pt does not run on observations of 6 numbers: (addmm: )?mat1 and mat2 [^:]*$"
-    ):
-        placed(script(tmp_path / "policy.pt", Around(), 5), 6, 3, trust=True)
+    path = script(tmp_path / "policy.pt", Around(), 5)
+    said = r"policy.pt does not run on observations of 6 numbers: (addmm: )?mat1 and mat2 [^:]*$"
+    with pytest.raises(UsageError, match=said):
+        placed(path, 6, 3, trust=True)

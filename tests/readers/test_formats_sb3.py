@@ -1,6 +1,5 @@
 """Stable-Baselines3's and sb3-contrib's zips: made here by the libraries, and found in their zoo."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,8 @@ from repolicy.readers.reading import Options
 sb3 = pytest.importorskip("stable_baselines3")
 
 
-KINDS: dict[str, Callable[[], Any]] = {
-    "PPO": lambda: sb3.PPO,
-    "A2C": lambda: sb3.A2C,
-    "TRPO": lambda: contrib("TRPO"),
-    "MaskablePPO": lambda: contrib("MaskablePPO"),
-    "SAC": lambda: sb3.SAC,
-    "TQC": lambda: contrib("TQC"),
-}
+def library(kind: str) -> Any:
+    return getattr(sb3, kind) if hasattr(sb3, kind) else contrib(kind)
 
 
 # On-policy ------------------------------------------------------------------------------------------------------------
@@ -40,7 +33,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     ],
 )  # fmt: skip
 def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: str, tmp_path: Path) -> None:
-    model, path = made(KINDS[kind](), tmp_path, actions)
+    model, path = made(library(kind), tmp_path, actions)
     described = describe(path)
     assert recognized(path) == "sb3"
     assert described.kind == kind.removeprefix("Maskable")
@@ -70,9 +63,8 @@ def test_an_activation_with_arguments_of_its_own_is_refused_by_its_name(tmp_path
 )
 def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_path: Path) -> None:
     model, path = made(sb3.PPO, tmp_path, use_sde=True, policy_kwargs=settings)
-    described = describe(path)
+    described, obs = describe(path), observations(5)
     assert described.std.source == "features"
-    obs = observations(5)
     with torch.no_grad():
         dist = model.policy.get_distribution(obs)
         before = dist.distribution.sample()  # the noise matrix of gSDE is of a batch; this is its marginal
@@ -88,7 +80,7 @@ def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_p
 @pytest.mark.parametrize("kind", ["SAC", "TQC"])
 @pytest.mark.parametrize("sde", [False, True])
 def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
-    model, path = made(KINDS[kind](), tmp_path, use_sde=sde, **SMALL)
+    model, path = made(library(kind), tmp_path, use_sde=sde, **SMALL)
     described = describe(path)
     assert described.kind == kind
     assert described.family == ("features_squashed" if sde else "state_squashed")
@@ -117,28 +109,19 @@ def test_deterministic_policies_take_the_users_std(kind: str, tmp_path: Path) ->
 
 def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None:
     _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8)
-    for options, word in (
-        (Options(std=0.2), "--std"),
-        (Options(temperature=0.1), "--temperature"),
-        (Options(file_activation="tanh"), "--file-activation"),
-    ):
-        with pytest.raises(UsageError, match=f"or needs none: leave {word} out"):
-            read_policy(path, options)
-
-
-def test_a_file_that_lacks_a_temperature_can_be_looked_at(tmp_path: Path) -> None:
-    _, path = made(sb3.DQN, tmp_path, "choice", **SMALL)
-    assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
-    assert inspect(path, Options(temperature=0.1))["missing"] == "the environment (--env)"
+    for word, value in (("std", 0.2), ("temperature", 0.1), ("file_activation", "tanh")):
+        with pytest.raises(UsageError, match=f"or needs none: leave --{word.replace('_', '-')} out"):
+            read_policy(path, Options(**{word: value}))
 
 
 @pytest.mark.parametrize("kind", ["DQN", "QRDQN"])
 def test_values_become_a_boltzmann_policy(kind: str, tmp_path: Path) -> None:
-    model, path = made(sb3.DQN if kind == "DQN" else contrib("QRDQN"), tmp_path, "choice", **SMALL)
+    model, path = made(library(kind), tmp_path, "choice", **SMALL)
     with pytest.raises(UsageError, match="--temperature"):
         describe(path)
-    described = describe(path, Options(temperature=0.05))
-    obs = observations(5)
+    assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
+    assert inspect(path, Options(temperature=0.05))["missing"] == "the environment (--env)"
+    described, obs = describe(path, Options(temperature=0.05)), observations(5)
     with torch.no_grad():
         q = model.q_net(obs) if kind == "DQN" else model.quantile_net(obs).mean(1)
         assert_scored(described, obs, torch.distributions.Categorical(logits=q / 0.05))
@@ -147,12 +130,9 @@ def test_values_become_a_boltzmann_policy(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["MlpPolicy", "LinearPolicy"])
 def test_searched_policies_have_no_std(policy: str, tmp_path: Path) -> None:
     model, path = made(contrib("ARS"), tmp_path, policy=policy)
-    described = describe(path)
-    assert described.kind == "ARS"
-    assert described.std is None
-    assert described.squashed == (policy == "MlpPolicy")
-    assert bool(described.actor.hidden) == (policy == "MlpPolicy")
-    obs = observations(5)
+    described, obs = describe(path), observations(5)
+    assert (described.kind, described.std) == ("ARS", None)
+    assert described.squashed == bool(described.actor.hidden) == (policy == "MlpPolicy")
     wanted, _ = model.predict(obs.numpy())  # unscaled where the policy squashes, else cut to the bounds
     assert_equal(mean(described, obs), wanted)
 
@@ -191,9 +171,8 @@ def test_statistics_of_one_frame_hold_for_each_that_is_stacked(tmp_path: Path) -
 def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_path: Path) -> None:
     seen = spaces.Dict({"b": spaces.Box(-9, 9, (2,)), "a": spaces.Box(-1, 1, (3,))})
     model, path, envs = with_statistics(tmp_path, "vecnormalize.pkl", seen)
-    described = describe(path)
+    described, obs = describe(path), observations(5, 4.0)
     assert described.groups == (("a", 3), ("b", 2))
-    obs = observations(5, 4.0)
     with torch.no_grad():
         split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
         groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
@@ -227,14 +206,10 @@ def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
     assert describe(path).notes == ("observations are not normalized, as it says in vecnormalize.pkl",)
 
 
-def test_statistics_in_place_of_a_policy_are_told_as_such(tmp_path: Path) -> None:
-    with_statistics(tmp_path, "vecnormalize.pkl")
+def test_statistics_in_place_of_a_policy_and_of_another_size_are_told_as_such(tmp_path: Path) -> None:
+    _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
     with pytest.raises(FileError, match="holds no policy, but VecNormalize's statistics: .* by --vecnormalize"):
         describe(tmp_path / "vecnormalize.pkl")
-
-
-def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
-    _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
     np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))
     with pytest.raises(FileError, match="other.npz has statistics of 4 numbers, and the policy takes 5"):
         describe(path, Options(vecnormalize=str(tmp_path / "other.npz")))
