@@ -15,7 +15,7 @@ class Mutant:
 OBJECTIVE = "tests/test_objective.py"
 PPO = "tests/learning/test_ppo.py"
 WORKER = "tests/learning/test_worker.py"
-LIMITS = "tests/learning/test_limits.py"
+LIMITS = "tests/learning/test_limits.py tests/learning/test_budgets.py"
 POLICY = "tests/policies/test_policy.py"
 PRIVILEGED = "tests/learning/test_privileged.py"
 STATES = "tests/prepare/test_states.py"

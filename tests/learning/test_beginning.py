@@ -64,25 +64,19 @@ def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, plann
     assert "--init x" in " ".join(command_words(RunFolder(cut).load_request(), "prior", "x"))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"family": "state_gaussian"}, "its family .state_gaussian. and the prior's .gaussian. are not"),
-        ({"observation_size": 2}, "its observation size .2. and"),
-        ({"actions": ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)}, "its actions"),
-    ],
-)
-def test_another_shape_is_one_sentence(prior: Path, tmp_path: Path, change: dict[str, Any], why: str) -> None:
-    other = tmp_path / "other.safetensors"
-    save_policy(other, Policy(replace(read_policy(prior).policy.spec, **change)), {})
-    with pytest.raises(UsageError, match=why):
-        run(prior, tmp_path / "run", init=other)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_policy_with_a_dial_is_told_to_keep_a_position(prior: Path, tmp_path: Path) -> None:
-    other = tmp_path / "dialed.safetensors"
-    save_policy(other, ConditionedPolicy.from_prior(read_policy(prior).policy, [Dial("omega", 0.1, 1.0)]), {})
-    with pytest.raises(UsageError, match="dialed.safetensors is one for every omega .* keeps one as a file"):
-        run(prior, tmp_path / "run", init=other)
-    assert not (tmp_path / "run").exists()
+def test_another_shape_or_a_dial_is_one_sentence(prior: Path, tmp_path: Path) -> None:
+    other, policy = tmp_path / "other.safetensors", read_policy(prior).policy
+    two = ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    for made, why in (
+        (
+            replace(policy.spec, family="state_gaussian"),
+            "its family .state_gaussian. and the prior's .gaussian. are not",
+        ),
+        (replace(policy.spec, observation_size=2), "its observation size .2. and"),
+        (replace(policy.spec, actions=two), "its actions"),
+        (ConditionedPolicy.from_prior(policy, [Dial("omega", 0.1, 1.0)]), "is one for every omega .* keeps one as a"),
+    ):
+        save_policy(other, made if isinstance(made, Policy) else Policy(made), {})
+        with pytest.raises(UsageError, match=why):
+            run(prior, tmp_path / "run", init=other)
+        assert not (tmp_path / "run").exists()

@@ -37,9 +37,14 @@ def test_a_small_budget_does_not_make_the_steering_jump() -> None:
     assert before == 2.0
 
 
-def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None:
-    for measured in (-1.0, 0.5, 3.0):
-        assert budget_violation(measured, 2.0, -2.0, 4096) == budget_violation(measured, 2.0)
+def test_a_budget_steers_towards_itself_and_answers_to_a_drift_on_its_way() -> None:
+    """By 3 % of what is off, and by as much as that has changed."""
+    weights = residual(0.2, 0.1)
+    for measured, off in ((20.0, 2.0), (2e-3, -2.0), (2.0, 0.0)):
+        assert budget_violation(measured, 2.0) == budget_violation(measured, 2.0, -2.0, samples=4096) == off
+        assert steered_objective(weights, off, off).omega == pytest.approx(0.2 * math.exp(0.03 * off))
+    doubled = steered_objective(weights, math.log(0.25), math.log(0.5))
+    assert doubled.omega / 0.2 == doubled.alpha / 0.1 == pytest.approx(2 * 0.5**0.03)
     assert budget_violation(1e-9, 1e-9) == 0.0
 
 
@@ -99,17 +104,22 @@ def test_a_limit_is_held_alike_wherever_the_zero_of_its_quantity_lies(zero: floa
     """Near 0 the weight begins at what the root mean square is worth; far from it at ten stds, and a unit is one."""
     held = HeldLimit(Limit("position", 1, 0.5 + zero))
     held.begin(math.hypot(0.3, zero), 0.6, zero)  # its mean is zero and its std 0.3
-    assert held.weight == pytest.approx(0.2 if zero else 2.0, rel=1e-3)
-    assert held.unit == pytest.approx(0.3 if zero else 0.05, rel=1e-3)
+    assert (held.weight, held.unit) == pytest.approx((0.2, 0.3) if zero else (2.0, 0.05), rel=1e-3)
     for _ in range(5):
         held.move(Estimate(0.8 + zero, 0.0))  # broken by one std
     assert held.weight > 1.1 * held.initial_weight
 
 
-def test_what_stays_the_same_but_for_rounding_has_its_own_size() -> None:
-    held = HeldLimit(Limit("temperature", 1, 310.0))
-    held.begin(300.0, 0.6, 300.0 * (1.0 - 1e-15))
-    assert (held.weight, held.unit) == (pytest.approx(0.002), pytest.approx(31.0))
+def test_what_does_not_vary_has_its_own_size_and_what_never_happened_that_of_its_bound() -> None:
+    """The weight would else be a million nats."""
+    for bound, begun, weight, unit in (
+        (310.0, (300.0, 0.6, 300.0 * (1.0 - 1e-15)), 0.002, 31.0),
+        (0.01, (0.0, 0.2), 20.0, 0.001),
+        (0.0, (0.0, 0.2), 0.2, 0.1),
+    ):
+        held = HeldLimit(Limit("position", 1, bound))
+        held.begin(*begun)
+        assert (held.weight, held.unit) == pytest.approx((weight, unit))
 
 
 @pytest.mark.parametrize(

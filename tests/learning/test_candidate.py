@@ -71,6 +71,11 @@ class Run:
         return [(each.card["which"], known(each.policy)) for each in saved]
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("rows", [64, 3_000])  # of the latter, the sums of squares are rounded
 def test_what_never_changed_in_training_may_move_a_little_where_the_policy_is_used(tmp_path: Path, rows: int) -> None:
     made, seen = segments(tmp_path, "LinearQuadratic", no_entropy()), torch.tensor([[0.3], [0.301]])
@@ -92,42 +97,48 @@ def test_the_statistics_of_a_prior_stay_as_they_are(tmp_path: Path) -> None:
     assert made.update_candidate({"evaluation_objective": 0.0}).policy.normalizer.var == 0.0
 
 
-NOISE = np.random.default_rng(0).normal(0.0, 1.0, (3, 32))
-WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
-
-
-@pytest.mark.parametrize(
-    ("gain", "longer", "better"),
-    [
+def test_two_standard_errors_and_not_clearly_shorter() -> None:
+    for gain, longer, better in (
         ((2.1, 1.0), (0.0, 0.0), True),
         ((1.9, 1.0), (0.0, 0.0), False),
         ((2.1, 1.0), (-0.1, 0.0), False),
         ((2.1, 1.0), (-1.9, 1.0), True),  # both fall now and then
         ((2.1, 1.0), (-2.1, 1.0), False),
         ((0.0, 0.0), (5.0, 0.0), False),
+    ):
+        assert is_clearly_better(Estimate(*gain), Estimate(*longer)) == better, (gain, longer)
+
+
+NOISE = np.random.default_rng(0).normal(0.0, 1.0, (3, 32))
+WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
+STARTS = 10.0 * np.arange(32)
+LUCKY = np.where(np.arange(32) < 8, 50.0, 38.0)  # in the eight episodes of the short evaluation, and not in others
+
+
+@pytest.mark.parametrize(
+    ("first", "lengths", "last", "episodes", "compared", "replaces"),
+    [
+        pytest.param(-10.0 + NOISE[0], EARLY, -100.0 + NOISE[1], 8, True, False, id="falls early where steps cost"),
+        pytest.param(STARTS + 1.0, WHOLE, STARTS, 8, True, True, id="better by 1 from starts worth 0 to 310"),
+        pytest.param(LUCKY, WHOLE, np.full(32, 40.0), 8, True, False, id="only lucky"),
+        pytest.param(10.0 + NOISE[0], WHOLE, 50.0 + NOISE[1], 8, False, False, id="worse, so the last has no rival"),
+        pytest.param(50.0 + NOISE[0], WHOLE, 10.0 + NOISE[1], 1, False, False, id="one episode tells no error"),
     ],
 )
-def test_two_standard_errors_and_not_clearly_shorter(
-    gain: tuple[float, float], longer: tuple[float, float], better: bool
+def test_an_earlier_policy_is_handed_out_where_it_is_clearly_better_in_new_episodes(
+    run: Run, first: np.ndarray, lengths: np.ndarray, last: np.ndarray, episodes: int, compared: bool, replaces: bool
 ) -> None:
-    assert is_clearly_better(Estimate(*gain), Estimate(*longer)) == better
+    run.segments.worker.settings = replace(SETTINGS, evaluation_episodes=episodes)
+    metrics = run.ends(1.0, first, lengths)
+    assert metrics["evaluation_ended_early"] == (8 if lengths is EARLY else 0)
+    assert np.isnan(metrics["evaluation_error"]) == (episodes == 1)
+    run.ends(2.0, last, WHOLE, last=True)
+    assert run.played[2:] == [(1.0, 32), (2.0, 32)] * compared
+    assert run.files() == [("earlier", 1.0) if replaces else ("last", 2.0), ("last", 2.0)]
+    assert run.segments.folder.replaced.exists() == replaces == bool(run.segments.notes)
 
 
-def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step costs 1: a policy that falls after 10 of 100 steps has the higher sum in every episode."""
-    run = Run(tmp_path, monkeypatch)
-    metrics = run.ends(1.0, -10.0 + NOISE[0], EARLY)
-    assert metrics["evaluation_ended_early"] == 8
-    metrics = run.ends(2.0, -100.0 + NOISE[1], WHOLE, last=True)
-    assert metrics["evaluation_ended_early"] == 0
-    assert run.files() == [("last", 2.0), ("last", 2.0)]
-    assert not run.segments.folder.replaced.exists()
-    assert run.segments.notes == []
-
-
-def test_who_is_clearly_better_and_no_shorter_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The middle of three; until the end the last one is there to take."""
-    run = Run(tmp_path, monkeypatch)
+def test_the_best_of_three_is_handed_out_and_until_the_end_the_last_one(run: Run) -> None:
     run.ends(1.0, 20.0 + NOISE[0], WHOLE)
     run.ends(2.0, 50.0 + NOISE[1], WHOLE)
     assert run.files() == [("last", 2.0)] * 2
@@ -142,45 +153,7 @@ def test_who_is_clearly_better_and_no_shorter_is_handed_out(tmp_path: Path, monk
     assert card["evaluation"]["evaluation_objective"] == pytest.approx(50.0 + NOISE[1].mean())  # of the new episodes
 
 
-def test_who_is_better_from_each_start_is_looked_at_however_much_starts_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Better by 1 from starts that are worth 0 to 310."""
-    run, starts = Run(tmp_path, monkeypatch), 10.0 * np.arange(32)
-    run.ends(1.0, starts + 1.0, WHOLE)
-    run.ends(2.0, starts, WHOLE, last=True)
-    assert run.files() == [("earlier", 1.0), ("last", 2.0)]
-
-
-def test_the_last_is_not_compared_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path, monkeypatch)
-    run.ends(1.0, 10.0 + NOISE[0], WHOLE)
-    run.ends(2.0, 50.0 + NOISE[1], WHOLE, last=True)
-    assert run.played == [(1.0, 8), (2.0, 8)]
-    assert run.files() == [("last", 2.0)] * 2
-
-
-def test_who_was_only_lucky_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Better in the eight episodes of the short evaluation, and not in others."""
-    run = Run(tmp_path, monkeypatch)
-    run.ends(1.0, np.where(np.arange(32) < 8, 50.0, 38.0), WHOLE)
-    run.ends(2.0, np.full(32, 40.0), WHOLE, last=True)
-    assert run.played[-2:] == [(1.0, 32), (2.0, 32)]
-    assert run.files() == [("last", 2.0)] * 2
-
-
-def test_one_episode_tells_no_error_and_hands_out_no_earlier_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(tmp_path, monkeypatch)
-    run.segments.worker.settings = replace(SETTINGS, evaluation_episodes=1)
-    assert np.isnan(run.ends(1.0, 50.0 + NOISE[0], WHOLE)["evaluation_error"])
-    run.ends(2.0, 10.0 + NOISE[1], WHOLE, last=True)
-    assert run.files() == [("last", 2.0)] * 2
-
-
-def test_a_resumed_run_has_its_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path, monkeypatch)
+def test_a_resumed_run_has_its_candidate(run: Run) -> None:
     run.ends(1.0, 50.0 + NOISE[0], WHOLE)
     run.ends(2.0, 10.0 + NOISE[1], WHOLE)
     run.segments.save()
@@ -194,12 +167,6 @@ def test_a_resumed_run_has_its_candidate(tmp_path: Path, monkeypatch: pytest.Mon
     run.segments = again
     run.ends(3.0, 10.0 + NOISE[1], WHOLE, last=True)
     assert run.files() == [("earlier", 1.0), ("last", 3.0)]
-
-
-def test_episodes_that_the_environment_ended_are_counted(tmp_path: Path) -> None:
-    """The k-th episode of a `Counter` is ended by the environment where k is odd: the first of each."""
-    found = segments(tmp_path, "Counter", no_entropy()).evaluate()
-    assert (found["evaluation_ended_early"], found["evaluation_length"]) == (8.0, 3.0)
 
 
 def test_what_is_measured_is_a_mean_and_its_error() -> None:

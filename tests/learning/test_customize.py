@@ -71,15 +71,6 @@ def test_from_some_samples_on_the_logarithm_of_the_std_takes_longer_steps(
     assert moved.abs().item() == pytest.approx(speed * 1e-3, rel=0.01)
 
 
-def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
-    few = replace(SETTINGS, steps=4_096, checkpoint_every=2)
-    with_reward = customized(prior, residual(0.2, 0.1), tmp_path / "with", few, env="LinearQuadratic")
-    without = customized(prior, residual(0.2, 0.1), tmp_path / "without", few, env="WithoutReward")
-    ours, theirs = with_reward.policy.state_dict(), without.policy.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
-
-
 @pytest.mark.long
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
@@ -167,18 +158,17 @@ def test_a_rare_reward_is_accepted_where_it_is_announced_and_what_has_no_use_is_
     assert "family and min_std changed nothing: the actor begins as its prior" in log.said
 
 
-def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
-    settings = replace(SETTINGS, log_prior_budget=3.0)
-    asked = command_words(Request("Hopper-v4", kl(0.1), settings, ("height",)), "hopper")
+def test_the_command_of_a_log_prior_budget_names_omega_once_and_what_only_python_can_ask_for_has_none() -> None:
+    def words(objective: Objective, **settings: Any) -> list[str]:
+        return command_words(Request("Hopper-v4", objective, replace(SETTINGS, **settings), ("height",)), "hopper")
+
+    asked = words(kl(0.1), log_prior_budget=3.0)
     assert [asked[place + 1] for place, word in enumerate(asked) if word == "--omega"] == ["auto"]
     assert asked[asked.index("--alpha") + 1] == "0.1"
-    begun_elsewhere = Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",))
-    assert "--objective residual --omega 0.2 --alpha 0.1" in " ".join(command_words(begun_elsewhere, "hopper"))
-
-
-@pytest.mark.parametrize("objective", [full(0.1), soft(0.1), Objective("both", alpha=0.1, states=0.2)])
-def test_a_run_that_only_python_can_ask_for_has_no_command(objective: Objective) -> None:
-    assert command_words(Request("Hopper-v4", objective, SETTINGS, ("height",)), "hopper") == []
+    begun_elsewhere = " ".join(words(residual(0.2, 0.1), log_prior_budget=3.0))
+    assert "--objective residual --omega 0.2 --alpha 0.1" in begun_elsewhere
+    for objective in (full(0.1), soft(0.1), Objective("both", alpha=0.1, states=0.2)):
+        assert words(objective) == []
 
 
 @pytest.mark.parametrize("dial", [False, True])

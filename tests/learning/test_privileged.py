@@ -26,7 +26,6 @@ from repolicy.objective import Objective, greedy, no_entropy, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
@@ -188,7 +187,9 @@ def test_only_a_critic_that_sees_it_explains_what_hangs_on_a_hidden_number(
     for result in (trained, later):
         explained = result.last["explained_variance"]
         assert explained > 0.98 if explains else explained < 0.1
-        assert result.policy.observation_size == 2
+        policy = load_policy(result.folder)  # needs nothing of the critic's
+        assert policy.observation_size == 2
+        assert len(evaluate(policy, f"{PLAIN}?observe=seen&observe_critic=missing", 3).basic) == 3
 
 
 # The critic's statistics ----------------------------------------------------------------------------------------------
@@ -244,17 +245,6 @@ def test_a_critic_whose_numbers_stay_as_they_are_sees_large_ones(tmp_path: Path)
     assert float(made.critic_normalizer(torch.full((1, 3), 1e3)).min()) > 100.0
 
 
-# A policy's file is an ordinary one -----------------------------------------------------------------------------------
-def test_an_evaluation_needs_nothing_of_the_critics(tmp_path: Path) -> None:
-    result = train(PLAIN, soft(0.1), tmp_path / "run", FEW, observe="seen", observe_critic="hidden")
-    policy = load_policy(result.folder)
-    assert policy.observation_size == 2
-    _, header = read(result.folder / "policy.safetensors", "policy")
-    assert header["card"]["request"]["env"] == ENV
-    assert len(result.evaluate(3).basic) == 3
-    assert len(evaluate(policy, f"{PLAIN}?observe=seen&observe_critic=missing", 3).basic) == 3
-
-
 # By default, and by name ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("names", "size", "observe", "critic"),
@@ -275,11 +265,8 @@ def test_customary_names_say_who_sees_what(names: str, size: int, observe: str, 
     assert found == expected
     assert with_observation_roles(found, size) == found
     assert with_observation_roles(f"{plain}&observe={names}", size) == f"{plain}&observe={names}"  # it says so itself
-
-
-def test_what_the_critic_sees_may_be_named_alone() -> None:
-    plain = f"{HERE}:Parts?names=state,more&observe_critic=more"
-    assert with_observation_roles(plain) == with_observation_roles(plain, 2) == f"{plain}&observe=state"
+    named = f"{HERE}:Parts?names=state,more&observe_critic=more"
+    assert with_observation_roles(named) == with_observation_roles(named, 2) == f"{named}&observe=state"
 
 
 def test_playgrounds_go1_is_trained_with_a_privileged_critic() -> None:

@@ -37,10 +37,6 @@ def resumed(asked: Request, folder: Path) -> list[str]:
     return claim_folder(asked, RunFolder(folder), True, None)
 
 
-def test_what_is_as_it_was_goes_on(asked: Request, tmp_path: Path) -> None:
-    assert [resumed(asked, tmp_path / "run") for _ in range(2)] == [[], []]
-
-
 def test_a_changed_limit_is_refused_and_so_is_the_reward_of_which_a_share_is_kept(
     asked: Request, tmp_path: Path
 ) -> None:

@@ -47,13 +47,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_another_seed_is_another_run(tmp_path: Path) -> None:
-    one = replace(SMALL, steps=128)
-    for seed in (0, 1):
-        small(tmp_path / f"{seed}", replace(one, seed=seed))
-    assert not same(*(weights(tmp_path / f"{seed}") for seed in (0, 1)))
-
-
 HELPERS = str(Path(tiny_envs.__file__).parent)
 PROGRAM = """
 import sys
@@ -207,6 +200,14 @@ def test_cart_pole_is_learnt(tmp_path: Path) -> None:
     ("objective", "more", "sentence"),
     [
         (soft(0.1), {"settings": replace(SMALL, steps=127)}, "steps is 127, and one update takes 128"),
+        *(
+            (
+                soft(0.1),
+                {"env": "CartPole-v1", "settings": replace(SMALL, **{name: 0.5})},
+                f"{name} is for actions that",
+            )
+            for name in ("initial_std", "min_std")
+        ),
         (kl(0.1), {"addon": ["x"]}, "needs a prior: use customize"),
         (Objective("basic", states=0.1), {}, "needs a prior: use customize"),
         (soft(Range(0.1, 0.3)), {}, "a range of weights, needs a prior"),
@@ -220,14 +221,7 @@ def test_requests_that_make_no_sense_write_nothing(
     tmp_path: Path, objective: Objective, more: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        train(tiny("LinearQuadratic"), objective, tmp_path / "run", **{"settings": SMALL} | more)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", ["initial_std", "min_std"])
-def test_choices_have_no_std(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is for actions that are numbers"):
-        train("CartPole-v1", soft(0.1), tmp_path / "run", replace(SMALL, **{name: 0.5}))
+        train(objective=objective, out=tmp_path / "run", **{"env": tiny("LinearQuadratic"), "settings": SMALL} | more)
     assert not (tmp_path / "run").exists()
 
 
@@ -280,12 +274,6 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: P
     if env == "NanReward":
         assert left["basic"].isnan().all()
     assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"
-
-
-def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path) -> None:
-    settings = replace(SMALL, ranks=2 if shares_memory() else 1)
-    with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
-        train(tiny("Quits"), soft(0.1), tmp_path / "run", settings)
 
 
 def test_an_environment_that_raises_is_reported_in_its_own_words(tmp_path: Path) -> None:
