@@ -22,14 +22,13 @@ ACTIONS = np.zeros((2, 3, 8), np.float32)
 PLAYGROUNDS = {"energy": "energy", "smooth": "action_rate", "clearance": "feet_clearance", "torques": "torques"}
 PLAYGROUNDS |= {"still": "stand_still", "joint_limits": "dof_pos_limits", "air_time": "feet_air_time"}
 PLAYGROUNDS = {name: f"reward_{theirs}" for name, theirs in (PLAYGROUNDS | {"slip": "feet_slip"}).items()}
-INFO = {
-    "y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]),
-    "x_velocity": np.zeros((2, 3)),
-} | {name: np.arange(6.0).reshape(2, 3) + first for first, name in enumerate(PLAYGROUNDS.values())}
+INFO = {"y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]), "x_velocity": np.zeros((2, 3))}
+INFO |= {name: np.arange(6.0).reshape(2, 3) + first for first, name in enumerate(PLAYGROUNDS.values())}
+STEPS = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)
 
 
 def reward(*requests: str) -> np.ndarray:
-    return combine_addons(requests).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+    return combine_addons(requests).reward(STEPS)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +63,6 @@ def test_every_shipped_one_is_tested_and_described() -> None:
 def test_they_add_up() -> None:
     expected = 0.5 * NEXT[..., 0] - np.abs(NEXT[..., 2]) + 2 * INFO["y_velocity"]
     np.testing.assert_allclose(reward("height=0.5", "hind_leg", "sideways=2"), expected, rtol=1e-6)
-
-
-def test_none_at_all_is_zero() -> None:
     assert not reward().any()
 
 
@@ -83,22 +79,20 @@ def test_none_at_all_is_zero() -> None:
 def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
     addon = combine_addons([request_])
     assert addon.metric_name == name
-    np.testing.assert_allclose(addon.metric_values(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), expected, rtol=1e-6)
+    np.testing.assert_allclose(addon.metric_values(STEPS), expected, rtol=1e-6)
 
 
 def test_a_users_own_lies_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a=1 (old)"
     folder.mkdir()
-    (folder / "mine.py").write_text("def first(observations, actions, after, info):\n    return after[:, 0]\n")
+    (folder / "mine.py").write_text("def first(o, a, after, info): return after[:, 0]\n")
     addon = combine_addons([f"{folder}/mine.py:first=2"])
-    np.testing.assert_allclose(addon.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), 2.0 * NEXT[..., 0])
+    np.testing.assert_allclose(addon.reward(STEPS), 2.0 * NEXT[..., 0])
     assert addon.metric is None
 
 
 def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def rude(observations, actions, after, info):\n    after *= 0\n    return after[:, 0]\n"
-    )
+    (tmp_path / "mine.py").write_text("def rude(o, a, after, info):\n    after *= 0\n    return after[:, 0]\n")
     before = NEXT.copy()
     np.testing.assert_allclose(reward(f"{tmp_path}/mine.py:rude", "height"), NEXT[..., 0])
     np.testing.assert_array_equal(NEXT, before)
@@ -124,7 +118,7 @@ def test_functions_that_copied_one_name_are_several() -> None:
 
     found = combine_addons(wishes_of([times(1.0), times(1000.0)]))
     assert found.titles == ("sum", "sum_2")
-    assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
+    assert (found.reward(STEPS) == 1001.0).all()
     assert titles_of(["runs (old)/calm.safetensors", "theirs.py:quiet"]) == ("calm", "quiet")
     assert titles_of(["mine.py:quiet", "theirs.py:quiet"]) == ("mine.py:quiet", "theirs.py:quiet")
 
@@ -162,15 +156,23 @@ def test_joints_are_where_gymnasium_says() -> None:
         ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
         ("height=much", "'much' is not a weight; write NAME=0.5"),
         ("hind_leg(joint=bshin,joint=bfoot)", "'hind_leg' has the option 'joint' twice"),
-        (tiny("not_callable"), "not_callable' is a int, and no function"),
-        (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
         ("hind_leg(bshin)", "'hind_leg' has no option 'bshin'; it has joint"),
         ("hind_leg(joint=bshin", r"write NAME=0.5 or, with an option, NAME\(OPTION=VALUE\)=0.5"),
+        ("symmetry(steps=0)", "no number of 1 or more"),
+        (tiny("not_callable"), "not_callable' is a int, and no function"),
+        (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
+        (
+            f"{__file__}:takes_three",
+            r"takes \(observations: Any, .*after: Any\).* called with .*next_observations, info",
+        ),
     ],
 )
-def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:
+def test_a_bad_request_is_one_clear_sentence_before_anything_runs(request_: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         combine_addons([request_])
+
+
+def takes_three(observations: Any, actions: Any, after: Any) -> Any: ...
 
 
 @pytest.mark.parametrize(
@@ -186,15 +188,6 @@ def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception],
         reward(tiny(name))
 
 
-def test_a_function_of_other_arguments_is_told_what_it_is_called_with(tmp_path: Path) -> None:
-    """Before anything runs."""
-    (tmp_path / "three.py").write_text("def slow(observations, actions, after): return actions[:, 0]\n")
-    with pytest.raises(
-        UsageError, match=r"takes \(observations, actions, after\).*called with .*next_observations, info"
-    ):
-        combine_addons([f"{tmp_path / 'three.py'}:slow"])
-
-
 def test_an_object_with_a_past_is_told_to_be_its_class() -> None:
     with pytest.raises(UsageError, match=r"began: Any\).*; to be called with began, too, name the class itself, or "):
         combine_addons(wishes_of(Remembering()))
@@ -206,10 +199,9 @@ class Remembering:
 
 def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
     addon = combine_addons([tiny("one_row")])
-    steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)
-    assert addon.reward(steps).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
+    assert addon.reward(STEPS).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
     assert addon.reward(Transitions(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)})).shape == (3,)
-    assert addon.metric_values(steps).tolist() == NEXT[..., 0].tolist()
+    assert addon.metric_values(STEPS).tolist() == NEXT[..., 0].tolist()
 
 
 def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> None:
@@ -271,4 +263,4 @@ def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> No
         )
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
-        combine_addons([f"{here}:divides"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+        combine_addons([f"{here}:divides"]).reward(STEPS)

@@ -38,31 +38,23 @@ def test_the_backend_of_a_run_is_for_its_own_environment_where_it_makes_it(monke
     assert backend_from_card(card, "Hopper-v4") == "auto"
 
 
+ENVS = ["os:system", "evil.py:f", "Hopper-v4?xml_file=/tmp/evil.xml", "Hopper-v4?a=[1]", "Hopper-v4?a=1&b=x", "a:b=2"]
+ADDONS = ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"]
+
+
+@pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize(
-    "name",
-    ["os:system", "evil.py:f", "Hopper-v4?xml_file=/tmp/evil.xml", "Hopper-v4?a=[1]", "Hopper-v4?a=1&b=x", "a:b=2"],
+    "named", [*({"env": name} for name in ENVS), *({"addons": ["height", name]} for name in ADDONS)]
 )
-def test_what_is_more_than_a_registered_environment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_more_than_what_is_registered_or_ships(named: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="names (code|a file) that would be"):
-        check_trust("file", False, env=name)
-    damage.lay(name, "")
-    check_trust("file", True, env=name)
+        check_trust("file", False, **named)
+    damage.lay(named["env"] if "env" in named else named["addons"][-1], "")
+    check_trust("file", True, **named)
 
 
-@pytest.mark.parametrize("name", ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"])
-def test_what_is_more_than_an_add_on_that_ships(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="names (code|a file) that would be"):
-        check_trust("file", False, addons=["height", name])
-    damage.lay(name, "")
-    check_trust("file", True, addons=["height", name])
-
-
-def test_trusted_code_that_lies_elsewhere_is_said_with_a_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("_elsewhere")
+def test_trusted_code_that_lies_elsewhere_is_said_with_a_next_step(tmp_path: Path) -> None:
     told = f"run names 'my.py:Neg', and there is no file {tmp_path}/my.py; it is remembered as it was typed: "
     told += "go to that folder"
     for option, typed in (("env", "my.py:Neg?size=2"), ("addon", ["height", "my.py:Neg=0.5"])):
@@ -82,7 +74,7 @@ def test_registered_names_are_free() -> None:
     assert {task.env for task in TASKS.values()} < PACKAGE_CODE
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([*damage.PARTS, *damage.SEPARATORS]), min_size=1, max_size=8).map("".join))
 def test_a_name_that_is_free_imports_nothing(name: str) -> None:
     """What passes the check is used as it would be, and whatever it could mean is there."""
@@ -131,17 +123,13 @@ TAKEN = ["theirs/x?observe=y.py:f", "x?observe_critic=y.py:f=2", "a#b.py:f", "a=
 WHOLE = ["policy.safetensors", "run/run.json", "customized/run.json", "run/checkpoints/*", "sweep/sweep.json"]
 
 
-@pytest.mark.usefixtures("_signals")
+@pytest.mark.usefixtures("_signals", "_elsewhere")
 @pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_no_command_follows_a_name_of_a_file(
-    target: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_follows_a_name_of_a_file(target: str, whole: Path, tmp_path: Path) -> None:
     """Files lie wherever a name could point.
 
     Of a card, a run, a sweep and a checkpoint every field in turn is a name; of those that are numbers, every eighth.
     """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
     random_, commands = random.Random(0), fuzz.TARGETS[target]
     fuzz.afresh(whole, tmp_path / "now")
     path = sorted(Path().glob(target))[0]
@@ -164,8 +152,8 @@ def test_no_command_follows_a_name_of_a_file(
         assert not case.fault, f"{name} in {path}, {way}: {case.words}\n{case.fault}"
 
 
-def test_an_add_on_that_looks_like_an_option_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("_elsewhere")
+def test_an_add_on_that_looks_like_an_option_does_not_run() -> None:
     name = "theirs/x?observe=y.py:f"
     damage.lay(name, fuzz.MARK)
     card = {"request": {"env": "Hopper-v4", "addons": [name]}}
@@ -189,15 +177,8 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
         with mock.patch("subprocess.Popen", side_effect=OSError) as started, suppress(OSError):
             start()
         assert tuple(started.call_args[0][0][:2]) == PYTHON
-    request = {
-        "env": "Hopper-v4",
-        "addons": ["height"],
-        "alpha": 0.1,
-        "states": 0.0,
-        "settings": {},
-        "sparse": False,
-        "prior": [],
-    }
+    request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "prior": []}
+    request |= {"settings": {}, "sparse": False}
     with mock.patch("repolicy.many.sweep.run_jobs", side_effect=OSError) as started, suppress(OSError):
         sweep._train([0.1], SweepFolder(Path("b")), request, print, 1, print, print)
     assert [job.program[:2] for job in started.call_args[0][0]] == [PYTHON]

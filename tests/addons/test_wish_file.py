@@ -18,6 +18,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.storage import read, write
 
 BEFORE, DONE, AFTER = np.full((2, 3), 9.0), np.array([[1.0, -2.0], [0.0, 3.0]]), np.array([[-4.0, 5, 6], [7, -8, 9]])
+STEPS = Transitions(BEFORE, DONE, AFTER, {})
 
 
 def wish(features: str = "next[0]^1", theta: float = -2.0, env: str = "HalfCheetah-v4") -> LearntWish:
@@ -44,9 +45,9 @@ def test_features_that_need_no_code(reference: str, values: list[list[float]], n
 def test_a_file_is_an_add_on_with_a_weight(tmp_path: Path) -> None:
     path = tmp_path / "x=1" / "spare.safetensors"
     wish().write(path)
-    assert combine_addons([str(path)]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
+    assert combine_addons([str(path)]).reward(STEPS).tolist() == [-8, -14]
     weighed = combine_addons([f"{path}=0.5"])
-    assert weighed.reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-4, -7]
+    assert weighed.reward(STEPS).tolist() == [-4, -7]
     assert weighed.titles == ("spare",)
     assert [dial.name for dial in dials([f"{path}=0..2"])] == ["spare"]
     assert with_weights([f"{path}=0..2"], {"spare": 1.5}) == (f"{path}=1.5",)
@@ -56,7 +57,7 @@ def test_a_file_can_have_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "spare.safetensors"
     wish().write(path)
     limit = Limit.of(f"{path}>=-10")
-    assert limit.quantity.reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
+    assert limit.quantity.reward(STEPS).tolist() == [-8, -14]
     assert str(limit) == "spare>=-10"
 
 
@@ -82,13 +83,12 @@ def test_features_of_ones_own_are_only_named_in_the_file(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("open('ran', 'w').close()\ndef f(o, a, n, i): return n[:, :1]\n")
     wish("own.py:f").write(Path("w.safetensors"))
-    with pytest.raises(
-        UsageError, match=r"names code that would be run: own.py:f; .* 'w.safetensors\(features=own.py:f\)'"
-    ):
+    asked = r"names code that would be run: own.py:f; .* 'w.safetensors\(features=own.py:f\)'"
+    with pytest.raises(UsageError, match=asked):
         combine_addons(["w.safetensors"])
     assert not (tmp_path / "ran").exists()
     typed = "w.safetensors(features=own.py:f)=2"
-    assert combine_addons([typed]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [16, -28]
+    assert combine_addons([typed]).reward(STEPS).tolist() == [16, -28]
     with pytest.raises(UsageError, match="names code"):
         check_trust("a policy", False, addons=[typed])
     with pytest.raises(UsageError, match="is a wish of the features own.py:f, not of own.py:g"):
@@ -107,9 +107,8 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
     check_env([f"{path}=2"], "HalfCheetah-v5")
     with pytest.raises(UsageError, match="was learnt in HalfCheetah-v4, not in Hopper-v4"):
         check_env([f"{path}=2"], "Hopper-v4")
-    with pytest.raises(
-        RepolicyError, match="3 observed numbers and 2 of an action in HalfCheetah-v4, and here are 2 and 2"
-    ):
+    wrong = "3 observed numbers and 2 of an action in HalfCheetah-v4, and here are 2 and 2"
+    with pytest.raises(RepolicyError, match=wrong):
         combine_addons([str(path)]).reward(Transitions(BEFORE[:, :2], DONE, AFTER[:, :2], {}))
     wish(env="goalenv.py:Goal").write(path)
     check_env([str(path)], f"{tmp_path / 'goalenv.py'}:Goal?speed=2")  # the same code, named in another way
