@@ -103,16 +103,6 @@ def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, graphs: 
     np.testing.assert_allclose(found, np.array(wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_onnx_acts_like_the_policy(graphs: Path) -> None:
-    onnxruntime, policy = pytest.importorskip("onnxruntime"), plain()
-    session = onnxruntime.InferenceSession(graphs / "plain-policy.onnx", providers=["CPUExecutionProvider"])
-    for count in (1, 7):
-        seen = 7.0 + 30.0 * observations(count)
-        [found] = session.run(["actions"], {"observations": seen})
-        wanted = policy.to_environment(policy(torch.from_numpy(seen)).mode().detach().numpy())
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
 def test_a_flow_and_a_policy_that_chooses_its_noise_are_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flows, "EULER_STEPS", 2)
     seen, noise, file = torch.randn(50, 1), torch.randn(50, 6), tmp_path / "flow.onnx"

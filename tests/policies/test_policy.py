@@ -181,17 +181,6 @@ def test_the_normalizer_has_no_smallest_std_but_that_of_a_constant() -> None:
     assert [float(normalizer.variance[each]) == 1.0 for each in range(6)] == [False] * 5 + [True]
 
 
-def test_the_normalizer_clips() -> None:
-    assert Normalizer(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10.0, -10.0]]
-
-
-def test_observations_are_normalized_before_the_network() -> None:
-    policy = wild(SPECS["gaussian"])
-    observations = torch.randn(5, 3) * 2.0 + 3.0
-    by_hand = (observations.double() - policy.normalizer.mean) / policy.normalizer.var.sqrt()
-    torch.testing.assert_close(policy(observations).mode(), policy.network(by_hand.float()), atol=1e-5, rtol=1e-5)
-
-
 # Acting ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", list(SPECS | OTHERS))
 def test_an_actor_acts_as_the_distribution_says(family: str) -> None:

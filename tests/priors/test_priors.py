@@ -145,11 +145,16 @@ def counting(request: pytest.FixtureRequest) -> MeanPrior:
     return MeanPrior(request.param(), 0.5).for_spaces(2, ONE)
 
 
-def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(counting: MeanPrior) -> None:
-    """The environment shows (episode, step), so that what must be remembered can be seen."""
-    envs = make_envs(tiny("Counter"), 3, 0)
-    collector, scorer = Collector(envs, 4, torch.Generator().manual_seed(0)), Scorer(counting)
-    agent = Policy(PolicySpec(2, envs.actions, hidden=(4,)))
+@pytest.fixture
+def collector() -> Collector:
+    """Of environments that show (episode, step), so that what must be remembered can be seen."""
+    return Collector(make_envs(tiny("Counter"), 3, 0), 4, torch.Generator().manual_seed(0))
+
+
+def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(
+    counting: MeanPrior, collector: Collector
+) -> None:
+    scorer, agent = Scorer(counting), Policy(PolicySpec(2, ONE, hidden=(4,)))
     for _ in range(5):
         observations, actions, ended = collector.collect(agent).prior_inputs
         seen = observations[..., 1:] + 1.0
@@ -163,12 +168,10 @@ def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(coun
 def test_what_could_be_copied_is_the_same_in_another_process() -> None:
     """A prior that is fitted though it could be copied: other ranks read its file themselves."""
     saved = read_policy(find_policy("hopper"))
+    observations = torch.randn(5, saved.policy.observation_size)
     for given in ("hopper", Path("hopper")):
-        source = prior_source(given, saved.policy, None, False)
-        assert source is not None
-        again = prior_from_source(source)
+        again = prior_from_source(prior_source(given, saved.policy, None, False))
         assert isinstance(again, Policy)
-        observations = torch.randn(5, saved.policy.observation_size)
         assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
 
 
@@ -178,17 +181,14 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("recorded.npz", observations=np.random.randn(200, 3), actions=np.tanh(np.random.randn(200, 2)))
-    layers = {"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 8), "fc_mu": nn.Linear(8, 2)}
-    state = {f"{name}.{part}": each for name, layer in layers.items() for part, each in layer.state_dict().items()}
-    torch.save(state | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
+    layers = nn.ModuleDict({"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 8), "fc_mu": nn.Linear(8, 2)})
+    torch.save(layers.state_dict() | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
     start = open_prior("td3.pth", options, "clone", False, Path("kept"))
-    again = prior_from_source(json.loads(json.dumps(start.source)))
+    prior, again = start.scoring_prior, prior_from_source(json.loads(json.dumps(start.source)))
     observations, actions = torch.randn(5, 3), torch.randn(5, 2)
-    assert isinstance(start.scoring_prior, Policy)
-    assert float(start.scoring_prior.std.max()) != 1.0
-    torch.testing.assert_close(
-        again.log_prob(observations, actions), start.scoring_prior.log_prob(observations, actions)
-    )
+    assert isinstance(prior, Policy)
+    assert float(prior.std.max()) != 1.0
+    torch.testing.assert_close(again.log_prob(observations, actions), prior.log_prob(observations, actions))
 
 
 @pytest.mark.parametrize("squashed", [False, True])
@@ -243,15 +243,11 @@ def test_a_prior_that_knows_its_std_takes_no_other() -> None:
         assert open_policy(known).agent is known
 
 
-def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
-    envs = make_envs(tiny("Counter"), 3, 0)
-    collector = Collector(envs, 4, torch.Generator().manual_seed(0))
+def test_what_remembers_acts_by_its_memory(counting: MeanPrior, collector: Collector) -> None:
     for _ in range(5):
-        rollout = collector.collect(counting, deterministic=True)
-        observations, actions, _ = rollout.prior_inputs
+        observations, actions, _ = collector.collect(counting, deterministic=True).prior_inputs
         torch.testing.assert_close(actions, 0.1 * (observations[..., 1:] + 1.0))
-    sampled = collector.collect(counting)
-    assert sampled.actions.std() > 0.2
+    assert collector.collect(counting).actions.std() > 0.2
 
 
 def test_an_evaluation_scores_whole_episodes_with_their_memory(counting: MeanPrior) -> None:

@@ -3,6 +3,7 @@
 import runpy
 import textwrap
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +77,26 @@ def graph(
     path: Path,
     nodes: list[Any],
     constants: dict[str, np.ndarray],
-    inputs: tuple[Any, ...] = ("obs",),
-    opset: int = 20,
-    kind: int = TensorProto.FLOAT,
+    inputs: Sequence[Any] = ("obs",),
+    outputs: Sequence[Any] = ("out",),
 ) -> Path:
-    """A graph from five observations to `out`."""
+    """A graph from five observations to `out`, or from and to other names or values."""
     made = helper.make_graph(
         nodes,
         "policy",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
-        [helper.make_tensor_value_info("out", kind, None)],
+        [value(each, ["batch", 5]) if isinstance(each, str) else each for each in inputs],
+        [value(each, None) if isinstance(each, str) else each for each in outputs],
         [
-            numpy_helper.from_array(
-                values if values.dtype in (np.int64, np.bool_, np.float16) else values.astype("f4"), name
-            )
-            for name, values in constants.items()
+            numpy_helper.from_array(numbers.astype("f4") if numbers.dtype == np.float64 else numbers, name)
+            for name, numbers in constants.items()
         ],
     )
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
     return path
+
+
+def value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
 
 
 def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ class ReLU(nn.ELU):
     """Called as another."""
 
 
+SLOPED = partial(nn.LeakyReLU, 0.2)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -56,6 +60,11 @@ class ReLU(nn.ELU):
         ({"policy_kwargs": {"features_extractor_class": Squares}}, "its features extractor is .*Squares"),
         ({"policy_kwargs": {"activation_fn": ReLU}}, "its activation is .*ReLU; tanh"),
         ({"policy_kwargs": {"activation_fn": nn.Mish}}, "its activation is Mish; tanh"),
+        (
+            {"policy_kwargs": {"activation_fn": SLOPED}},
+            "its activation is a functools.partial, whose arguments are not",
+        ),
+        ({"seen": spaces.MultiBinary(5)}, "are a MultiBinary, and Repolicy takes a Box, or a Dict of such"),
         ({"seen": spaces.Discrete(3)}, "its observations are a Discrete"),
         ({"seen": spaces.Box(0, 255, (3, 8, 8), np.uint8)}, "its observations are images"),
     ],
@@ -99,32 +108,23 @@ LAYERS = {"w": random(5, 7), "v": random(7, 3), "one": random(7, 1), "four": ran
 BODY = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b")]
 
 
-def two_outputs(path: Path, nodes: list[Any], names: list[str]) -> Path:
-    model = onnx.load(graph(path, [*nodes, node("Identity", names[0], "out")], LAYERS))
-    del model.graph.output[:]
-    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
-    onnx.save(model, path)
-    return path
-
-
 def test_a_critic_is_never_taken_for_an_actor_that_cannot_be_copied(tmp_path: Path) -> None:
-    actor = [node("Softsign", "a", "s"), node("Gemm", "s v", "moves")]
-    path = two_outputs(tmp_path / "policy.onnx", [*BODY, *actor, node("Gemm", "b one", "worth")], ["moves", "worth"])
+    heads = [node("Softsign", "a", "s"), node("Gemm", "s v", "moves"), node("Gemm", "b one", "worth")]
     with pytest.raises(CannotCopyError, match="it holds Softsign"):
-        describe(path)
+        describe(graph(tmp_path / "policy.onnx", [*BODY, *heads], LAYERS, outputs=["moves", "worth"]))
 
 
 @pytest.mark.parametrize("value", ["value_estimate", "critic", "vf", "Q"])
 def test_a_value_is_no_action_wherever_it_stands(value: str, tmp_path: Path) -> None:
     heads = [node("Gemm", "b v", "moves"), node("Gemm", "b one", value)]
-    described = describe(two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], [value, "moves"]))
+    described = describe(graph(tmp_path / "policy.onnx", [*BODY, *heads], LAYERS, outputs=[value, "moves"]))
     assert described.actions.width == 3
     assert f"of the graph's outputs moves is taken, and not {value}" in described.notes
 
 
 def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
     heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
-    path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
+    path = graph(tmp_path / "policy.onnx", [*BODY, *heads], LAYERS, outputs=["the_std", "moves"])
     prior, obs = open_policy(path, Options(std=0.2)).agent, observations(5)
     assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
     session = pytest.importorskip("onnxruntime").InferenceSession(path)

@@ -55,22 +55,6 @@ def test_stable_baselines3s_documented_export_of_choices_is_copied(tmp_path: Pat
     assert_scored(describe(path, Options(temperature=0.5)), obs, cool)
 
 
-class Expanded(nn.Module):
-    """A single number that becomes a row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.other = nn.Linear(5, 1), nn.Linear(5, 3)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.body(obs).expand_as(self.other(obs).exp())
-
-
-def test_a_number_that_becomes_a_row_is_not_copied_as_a_number(tmp_path: Path) -> None:
-    path = exported(tmp_path / "policy.onnx", Expanded())
-    assert "in a form that no perceptron of ours has" in str(open_policy(path, STD).notes)
-
-
 @pytest.mark.parametrize("own", ["Gaussian", "HeteroscedasticGaussian"])
 def test_rsl_rls_graphs_are_copied(own: str, tmp_path: Path) -> None:
     """By both of PyTorch's exporters, and as TorchScript."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
-from made_graphs import exported, graph, node, onnx, run, script, stacked
+from made_graphs import exported, graph, node, onnx, run, script, stacked, value
 from onnx import TensorProto, helper
 from torch import nn
 
@@ -174,13 +174,14 @@ FIRST_LAYER = [node("Gemm", "obs w", "a")]
 BODY = [*FIRST_LAYER, node("Tanh", "a", "b"), node("Gemm", "b v", "c")]
 LAYERS = {"w": random(5, 7), "v": random(7, 3), "zero": np.array([0], np.int64), "one": np.array([1], np.int64)}
 ROW = {"k": random(3)}
+CHOICE = value("out", None, TensorProto.INT64)
 SEVEN, TWO = np.array(7, np.int64), np.array(2, np.int64)
 
 
 def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
     choice = [node("ArgMax", "c", "largest", axis=-1, keepdims=1), node("Squeeze", "largest axis", "out")]
     constants = LAYERS | {"axis": np.array([-1], np.int64)}
-    path = graph(tmp_path / "policy.onnx", [*BODY, *choice], constants, kind=TensorProto.INT64)
+    path = graph(tmp_path / "policy.onnx", [*BODY, *choice], constants, outputs=[CHOICE])
     described, obs = describe(path), observations(5)
     assert described.family == "categorical"
     assert np.array_equal(policy_from(described)(obs).mode()[:, 0], run(path, obs))
@@ -259,6 +260,7 @@ def through(kind: int) -> list[Any]:
 
 
 CUT_CHOICE = [*BODY, node("Clip", "c low high", "d"), node("ArgMax", "d", "out", axis=1)]
+EXPANDED = [node("Shape", "c", "shape"), node("Expand", "number shape", "out")]
 CUT_INPUT = [node("Clip", "obs low high", "x"), node("Gemm", "x w", "out")]
 REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*BODY, node("Unsqueeze", "k one", "column"), node("Mul", "c column", "out")], {"k": random(3)}, "it holds Mul"),
@@ -297,6 +299,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         )
     ),
     ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
+    ([node("Gemm", "obs u", "number"), *BODY, *EXPANDED], {"u": random(5, 1)}, "it holds Expand in a form"),
     ([node("Pow", "obs two", "a"), node("Gemm", "a w", "out")], {"two": TWO}, "it holds Pow in a form"),
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
@@ -327,8 +330,8 @@ def test_a_constant_that_is_computed_is_what_onnxruntime_computes(name: str, tmp
 def test_what_no_perceptron_does_is_refused(
     nodes: list[Any], constants: Any, reason: str, wanted: type[FileError], tmp_path: Path
 ) -> None:
-    kind = onnx.TensorProto.INT64 if nodes[-1].op_type == "ArgMax" else onnx.TensorProto.FLOAT
+    output = CHOICE if nodes[-1].op_type == "ArgMax" else "out"
     arrays = LAYERS | {name: np.array(values) for name, values in constants.items()}
     with pytest.raises(wanted, match=reason) as caught:
-        describe(graph(tmp_path / "policy.onnx", nodes, arrays, kind=kind))
+        describe(graph(tmp_path / "policy.onnx", nodes, arrays, outputs=[output]))
     assert "\n" not in str(caught.value)

@@ -17,9 +17,8 @@ from gymnasium.spaces import Box, Discrete, Space
 from made_checkpoints import class_named, mlp, named
 from torch import nn
 
-from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
-from repolicy.priors.finding import RLLIB, find_policy
+from repolicy.priors.finding import RLLIB
 from repolicy.priors.opening import load_policy
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.rllib import (
@@ -73,13 +72,6 @@ def into_folder(tmp_path: Path) -> Path:
     for name in (RLLIB.name, ARGUMENTS):
         (tmp_path / name).rename(module / name)
     return folder
-
-
-def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
-    write(made(4)[1])
-    folder = into_folder(tmp_path)
-    assert find_policy(folder) == folder / RLLIB
-    assert inspect(folder)["kind"] == "PPO of RLlib"
 
 
 def compressed(content: bytes) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import STD, assert_equal, describe, mean, observations, placed, random
-from made_graphs import graph, node, onnx, run, script
+from made_graphs import graph, node, onnx, run, script, value
 from other_policies import Around
 
 from repolicy.cli.inspection import inspect
@@ -25,12 +25,8 @@ def residual(tmp_path: Path, batch: Any = "batch") -> Path:
         node("Gemm", "obs w", "a"), node("Relu", "a", "b"), node("Gemm", "b u", "c"), node("Add", "a c", "d"),
         node("Gemm", "d v", "out"),
     ]  # fmt: skip
-    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 7), "u": random(7, 7), "v": random(7, 3)})
-    if batch != "batch":
-        model = onnx.load(path)
-        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
-        onnx.save(model, path)
-    return path
+    weights = {"w": random(5, 7), "u": random(7, 7), "v": random(7, 3)}
+    return graph(tmp_path / "policy.onnx", nodes, weights, [value("obs", [batch, 5])])
 
 
 @pytest.mark.parametrize("batch", ["batch", 1])
@@ -80,10 +76,7 @@ def test_a_graph_of_another_precision_gets_observations_of_it(kind: int, tmp_pat
 
 
 def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
-    path = graph(tmp_path / "policy.onnx", [node("Mul", "obs w", "out")], {"w": random(1, 3)})
-    model = onnx.load(path)
-    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("obs", 1, []))
-    onnx.save(model, path)
+    path = graph(tmp_path / "policy.onnx", [node("Mul", "obs w", "out")], {"w": random(1, 3)}, [value("obs", [])])
     with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers: write a function"):
         Graph(PolicyFile(path))
 
@@ -107,11 +100,8 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(rows: Any, tmp_path: 
         node("Tanh", "c", "h_out"), node("MatMul", "h_out v", "out"),
     ]  # fmt: skip
     weights = {"w": random(5, 4), "u": random(4, 4), "v": random(4, 3)}
-    path = graph(tmp_path / "policy.onnx", nodes, weights, ("obs", "h_in"))
-    model = onnx.load(path)
-    model.graph.input[1].CopyFrom(onnx.helper.make_tensor_value_info("h_in", 1, [rows, 4]))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("h_out", 1, [rows, 4]))
-    onnx.save(model, path)
+    memory, kept = value("h_in", [rows, 4]), value("h_out", [rows, 4])
+    path = graph(tmp_path / "policy.onnx", nodes, weights, ["obs", memory], ["out", kept])
     prior, steps = placed(path, 5, 3), torch.randn(6, 2, 5)
     ended = torch.zeros(6, 2, dtype=torch.bool)
     ended[2, 1] = True
@@ -124,53 +114,39 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(rows: Any, tmp_path: 
         hidden = torch.where(ended[t, :, None], 0.0, hidden)
 
 
-@pytest.mark.parametrize("kind", [onnx.TensorProto.INT64, onnx.TensorProto.INT32])
-def test_a_graphs_memory_may_count(kind: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "one"), [(onnx.TensorProto.INT64, np.ones(1, np.int64)), (onnx.TensorProto.INT32, np.ones(1, np.int32))]
+)
+def test_a_graphs_memory_may_count(kind: int, one: np.ndarray, tmp_path: Path) -> None:
     """n_out = n_in + 1, which is added to the action."""
     nodes = [node("MatMul", "obs w", "a"), node("Add", "n_in one", "n_out")]
-    nodes += [onnx.helper.make_node("Cast", ["n_in"], ["n"], to=onnx.TensorProto.FLOAT), node("Add", "a n", "out")]
-    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3)}, ("obs", "n_in"))
-    model = onnx.load(path)
-    model.graph.initializer.append(onnx.helper.make_tensor("one", kind, [1], [1]))
-    model.graph.input[1].CopyFrom(onnx.helper.make_tensor_value_info("n_in", kind, ["batch", 1]))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("n_out", kind, ["batch", 1]))
-    onnx.save(model, path)
+    nodes += [node("Cast", "n_in", "n", to=onnx.TensorProto.FLOAT), node("Add", "a n", "out")]
+    memory, kept = value("n_in", ["batch", 1], kind), value("n_out", ["batch", 1], kind)
+    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3), "one": one}, ["obs", memory], ["out", kept])
     ended = torch.tensor([[False, False], [False, True], [False, False]])
     found = placed(path, 5, 3).follow(torch.zeros(3, 2, 5), ended, None)[0].mode()
     assert found[..., 0].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]
 
 
 def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) -> None:
-    path = graph(tmp_path / "policy.onnx", [node("Add", "obs h_in", "out")], {}, ("obs", "h_in"))
-    model = onnx.load(path)
-    model.graph.node[0].output[0] = model.graph.output[0].name = "h_out"
-    onnx.save(model, path)
+    path = graph(tmp_path / "policy.onnx", [node("Add", "obs h_in", "h_out")], {}, ["obs", "h_in"], ["h_out"])
     with pytest.raises(FileError, match=r"gives nothing but its memory \(h_out\), and no action"):
         open_policy(path, STD)
 
 
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
 def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[str, str], tmp_path: Path) -> None:
-    nodes, obs = [node("Gemm", "obs w", "a"), node("Softsign", "a", "out")], observations(5)
-    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3)})
-    wanted = run(path, obs)
-    model = onnx.load(path)
-    model.graph.input[0].name = model.graph.node[0].input[0] = names[0]
-    model.graph.output[0].name = model.graph.node[1].output[0] = names[1]
-    onnx.save(model, path)
-    assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
+    nodes, obs = [node("Gemm", f"{names[0]} w", "a"), node("Softsign", "a", names[1])], observations(5)
+    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 3)}, names[:1], names[1:])
+    assert_equal(placed(path, 5, 3).distribution(obs).mode(), run(path, obs))
 
 
 def drawing(path: Path, names: tuple[str, ...]) -> Path:
     """A graph that gives its mean and what it draws around it, under two of these names, or under one."""
-    nodes = [node("Gemm", "obs w", names[-1] if names[1:] else "mean")]
-    nodes += [node("RandomNormalLike", nodes[0].output[0], "noise"), node("Add", f"{nodes[0].output[0]} noise", "out")]
-    model = onnx.load(graph(path, nodes, {"w": random(5, 3)}))
-    model.graph.node[-1].output[0] = model.graph.output[0].name = names[0]
-    for name in names[1:]:
-        model.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, ["batch", 3]))
-    onnx.save(model, path)
-    return path
+    plain = names[-1] if names[1:] else "mean"
+    nodes = [node("Gemm", "obs w", plain), node("RandomNormalLike", plain, "noise")]
+    nodes.append(node("Add", f"{plain} noise", names[0]))
+    return graph(path, nodes, {"w": random(5, 3)}, outputs=names)
 
 
 def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:

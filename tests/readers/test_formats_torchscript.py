@@ -93,15 +93,6 @@ def test_a_function_between_layers_is_named_as_such(function: nn.Module, name: s
             describe(script(tmp_path / "policy.pt", module, 5, traced=True))
 
 
-def test_what_works_in_place_is_followed(tmp_path: Path) -> None:
-    module = stirred(InPlace())
-    obs = observations(5)
-    described = describe(script(tmp_path / "policy.pt", module, 5))
-    with torch.no_grad():
-        assert_equal(mean(described, obs), module(obs))
-    assert described.mean_clip == 0.3
-
-
 def doubled(self: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
     return output * 2.0
 
@@ -110,23 +101,22 @@ def halved(self: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     return (inputs[0] * 0.5,)
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_hooks_are_followed_or_refused(before: bool, tmp_path: Path) -> None:
-    obs = observations(5)
-    for name in ("part", "whole"):
-        module = stirred(InPlace())
-        hooked: nn.Module = module.second if name == "part" else module
-        if before:
-            hooked.register_forward_pre_hook(halved)
-        else:
-            hooked.register_forward_hook(doubled)
-        path = script(tmp_path / f"{name}.pt", module, 5)
-        if name == "whole":
-            with pytest.raises(CannotCopyError, match="its code has a hook"):
-                describe(path)
-        elif not before:
-            with torch.no_grad():
-                assert_equal(mean(describe(path), obs), module(obs))
+@pytest.mark.parametrize("hook", ["", "before the whole", "after the whole", "after a part"])
+def test_what_works_in_place_is_followed_and_so_are_hooks_or_they_are_refused(hook: str, tmp_path: Path) -> None:
+    module, obs = stirred(InPlace()), observations(5)
+    if "before" in hook:
+        module.register_forward_pre_hook(halved)
+    elif hook:
+        (module.second if "part" in hook else module).register_forward_hook(doubled)
+    path = script(tmp_path / "policy.pt", module, 5)
+    if "whole" in hook:
+        with pytest.raises(CannotCopyError, match="its code has a hook"):
+            describe(path)
+    else:
+        described = describe(path)
+        assert described.mean_clip == 0.3
+        with torch.no_grad():
+            assert_equal(mean(described, obs), module(obs))
 
 
 def test_a_torchscript_file_without_its_code_is_one_sentence(tmp_path: Path) -> None:

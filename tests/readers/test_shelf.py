@@ -24,11 +24,7 @@ from repolicy.priors.opening import is_code, read_policy
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def no_network(address: str) -> bytes:
-        raise URLError("no network")
-
-    monkeypatch.setattr(shelf, "_download", no_network)
+    monkeypatch.setattr(shelf, "_download", mock.Mock(side_effect=URLError("no network")))
 
 
 @pytest.fixture
@@ -36,10 +32,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str
     """A name on the shelf with a policy and statistics, and what is at their addresses."""
     save_policy(tmp_path / "theirs", Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)))), {})
     contents = {"a/policy.zip": (tmp_path / "theirs").read_bytes(), "a/statistics.pkl": b"numbers"}
-    files = {
-        name: (path, hashlib.sha256(contents[path]).hexdigest())
-        for name, path in (("policy.zip", "a/policy.zip"), ("policy.vecnormalize.pkl", "a/statistics.pkl"))
-    }
+    names = {"policy.zip": "a/policy.zip", "policy.vecnormalize.pkl": "a/statistics.pkl"}
+    files = {name: (path, hashlib.sha256(contents[path]).hexdigest()) for name, path in names.items()}
     monkeypatch.setitem(SHELF, "mine:walker", Published(("me/policies", "abc123"), tiny("LinearQuadratic"), files))
     return "mine:walker", contents
 
@@ -66,13 +60,9 @@ def test_a_file_is_fetched_once_from_its_commit_and_checked(mine: tuple[str, dic
 def test_without_a_network_the_file_and_its_place_are_named(
     error: Exception, mine: tuple[str, dict[str, bytes]]
 ) -> None:
-    def download(address: str) -> bytes:
-        raise error
-
-    with pytest.raises(
-        FileError, match=r"cannot be fetched.*put a/policy.zip of me/policies at commit abc123 at .*mine"
-    ):
-        fetch_published(mine[0], download)
+    said = r"cannot be fetched.*put a/policy.zip of me/policies at commit abc123 at .*mine"
+    with pytest.raises(FileError, match=said):
+        fetch_published(mine[0], mock.Mock(side_effect=error))
     assert not cached_policy(mine[0]).exists()
 
 

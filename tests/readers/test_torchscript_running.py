@@ -69,21 +69,14 @@ class ByHand(nn.Module):
         return self.last(self.sum).unsqueeze(0)
 
 
-def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
-    module, obs = stirred(Around()), observations(5)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
+def test_torchscript_runs_where_it_is_trusted_in_its_own_precision(kind: torch.dtype, tmp_path: Path) -> None:
+    module, obs = stirred(Around()).to(kind), observations(5)
     path = script(tmp_path / "policy.pt", module, 5)
-    with pytest.raises(UsageError, match=r"its code .*; it is .* a program, .*add --trust \(in Python, trust=True\)"):
+    with pytest.raises(UsageError, match=r"; it is TorchScript, a program, .*add --trust \(in Python, trust=True\)"):
         open_policy(path, STD)
     prior = placed(path, 5, 3, trust=True)
     assert not prior.has_memory
-    with torch.no_grad():
-        assert_equal(prior.distribution(obs).mode(), module(obs))
-
-
-@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
-def test_torchscript_of_another_precision_gets_observations_of_it(kind: torch.dtype, tmp_path: Path) -> None:
-    module, obs = stirred(Around()).to(kind), observations(5)
-    prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
     with torch.no_grad():
         assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
 
