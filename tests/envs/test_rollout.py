@@ -132,16 +132,13 @@ def test_episodes_that_only_a_limit_ends_begin_at_times_spread_over_it(name: str
     cuts = [staggered_cuts(limit, first, 2, 4) for first in (0, 2)]  # of two ranks
     assert [cut.tolist() for cut in cuts] == [[limit // 4, limit // 2], [3 * limit // 4, limit]]
     assert make_envs(tiny("Counter"), 1, 0).limit is None
+    assert staggered_cuts(None, 0, 3, 3).tolist() == [0, 0, 0]
     collect = Collector(batch, 2 * limit, torch.Generator().manual_seed(0), cuts=np.concatenate(cuts))
     rollout = collect.collect(policy)
     ends = [np.flatnonzero(rollout.truncated[:, n]) + 1 for n in range(4)]
     assert [end.tolist() for end in ends[:3]] == [[cut, cut + limit] for cut in np.concatenate(cuts)[:3].tolist()]
     assert ends[3].tolist() == [limit, 2 * limit]
     assert sorted(set(rollout.episodes.lengths)) == [limit]
-
-
-def test_environments_that_tell_no_limit_are_not_cut() -> None:
-    assert staggered_cuts(None, 0, 3, 3).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("n_steps", [11, 20], ids=["at the rollout's end", "within the rollout"])

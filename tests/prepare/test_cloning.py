@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import at_once
@@ -120,8 +121,8 @@ def test_a_share_is_kept_of_what_the_prior_earns_or_of_its_clone_where_it_cannot
 
 
 def test_prior_and_clone_are_compared_from_the_same_starts() -> None:
-    policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
-    kl, (of_clone, of_prior) = compare_clone(policy, policy, "Pendulum-v1", FEW)
+    policy = as_policy(EXACT)
+    kl, (of_clone, of_prior) = compare_clone(policy, policy, tiny("LinearQuadratic"), FEW)
     assert kl == pytest.approx(0.0, abs=1e-6)
     assert of_clone.basic.tolist() == of_prior.basic.tolist()
 
@@ -160,13 +161,15 @@ def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_anothe
 
 
 @pytest.mark.parametrize("as_file", [True, False])
-def test_a_clone_of_what_could_be_copied_is_resumed_without_saying_so_again(as_file: bool, tmp_path: Path) -> None:
+def test_what_could_be_copied_is_fitted_where_that_is_wanted_and_stays_so(as_file: bool, tmp_path: Path) -> None:
     prior: Any = as_policy(EXACT)
     if as_file:
         save_policy(tmp_path / "mine.safetensors", prior, {})
         prior = tmp_path / "mine.safetensors"
     two = replace(FEW, steps=2 * FEW.iteration_steps, checkpoint_every=1)
-    whole, _ = customized(prior, tmp_path / "run", two, init="clone")
+    whole, said = customized(prior, tmp_path / "run", two, init="clone")
+    assert whole.policy.spec.hidden == (64, 64)
+    assert any("nats a step from " in sentence for sentence in said.said)
     before = whole.policy.state_dict()
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()
     for named in ({}, {"init": "clone"}):
@@ -236,25 +239,15 @@ def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.M
     assert actor == pytest.approx(wanted, abs=0.1)
 
 
-def choosing_policy() -> Policy:
-    policy = Policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", hidden=()))
-    with torch.no_grad():
-        policy.network.weights[0].copy_(torch.tensor([[1.0], [0.0], [-1.0]]))
-        policy.network.biases[0].zero_()
-    return policy
-
-
-class Choosing:
-    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return choosing_policy().log_prob(observations, actions)
-
-
-@pytest.mark.parametrize(("make", "rounds"), [(choosing_policy, 3), (lambda: ScoredPrior(Choosing()), 4)])
+@pytest.mark.parametrize(("by_samples", "rounds"), [(True, 3), (False, 4)])
 def test_choices_are_fitted_by_samples_or_by_their_log_probabilities(
-    make: Any, rounds: int, monkeypatch: pytest.MonkeyPatch
+    by_samples: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloning, "SCORED_ROUNDS", 4)
-    prior: ScoringPrior = make()
+    chooses = Policy(PolicySpec(1, ActionSpace("discrete", (3,)), "categorical", hidden=()))
+    chooses.network.weights[0].data = torch.tensor([[1.0], [0.0], [-1.0]])
+    chooses.network.biases[0].data.zero_()
+    prior: ScoringPrior = chooses if by_samples else ScoredPrior(SimpleNamespace(log_prob=chooses.log_prob))
     policy, steps = fit_clone(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
     assert steps == rounds * 2_048
     states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)
@@ -293,13 +286,6 @@ def test_log_probabilities_of_numbers_of_different_scales_are_fitted() -> None:
     policy, _ = fit_clone(ScoredPrior(Scales()), tiny("TwoScales"), FEW)
     assert policy.std is not None
     torch.testing.assert_close(policy.std, stds, rtol=0.1, atol=0.0)
-
-
-def test_a_policy_that_could_be_copied_is_fitted_where_that_is_wanted(tmp_path: Path) -> None:
-    result, said = customized(as_policy(EXACT), tmp_path / "run", replace(FEW, critic_warmup=1.0), init="clone")
-    assert result.policy.spec.hidden == (64, 64)
-    assert gain_and_std(result.policy) == pytest.approx((GAIN, STD), rel=0.1)
-    assert any("nats a step from the prior" in sentence for sentence in said.said)
 
 
 @pytest.mark.parametrize("std", [[[0.1], [0.2]], 0.0, math.nan])

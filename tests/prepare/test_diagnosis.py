@@ -56,10 +56,8 @@ def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
     lost = optimum()
     with torch.no_grad():
         lost.network.weights[0].mul_(-1.0)  # it pushes the wrong way
-    assert (
-        "do not show that it acts better than a policy that knows nothing"
-        in found(lost, env=tiny("LinearQuadratic")).verdict
-    )
+    said = "do not show that it acts better than a policy that knows nothing"
+    assert said in found(lost, env=tiny("LinearQuadratic")).verdict
 
 
 def returning(*returns: float) -> Evaluation:
@@ -101,13 +99,6 @@ def test_choices_have_no_range_also_where_they_are_not_counted_from_0() -> None:
     for space in (ActionSpace("discrete", (3,), (2.0,)), ActionSpace("discrete", (3, 2), (-1.0, 5.0))):
         chooses = Policy(PolicySpec(1, space, "categorical"))
         assert find_complaints(chooses, *map(evaluation_of, (0.0, 0.0, 1.0)), 0.0) == []
-
-
-def test_without_a_reward_the_rest_is_told() -> None:
-    silent = found(optimum(), env=tiny("WithoutReward"))
-    assert silent.worths.basic is None
-    assert "tells no reward" in silent.verdict
-    assert silent.worths.addon is not None
 
 
 def test_episodes_that_end_before_their_time_are_counted_once() -> None:
@@ -167,11 +158,14 @@ def test_the_worth_in_a_file_is_of_the_reward_that_it_was_trained_with(
     assert of in err
 
 
-def test_no_return_is_shown_where_the_environment_tells_no_reward(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_environment_tells_no_reward_the_rest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = found(optimum(), env=tiny("WithoutReward"))
+    assert (silent.worths.basic, silent.worths.addon is None) == (None, False)
     save_policy("mine.safetensors", optimum(), {})
     words = ("diagnose", "mine.safetensors", "--env", tiny("WithoutReward"), "--addon", tiny("stay_near"))
     code, _, err = typed(capsys, *words)
     assert code == 0
+    assert "tells no reward" in err
     assert "unknown" not in err
     assert "steps an episode" in err
 

@@ -121,20 +121,16 @@ def test_the_command_to_go_on_with_names_the_part_that_was_observed(
     assert (code, err.splitlines()[-1].count(f"--env '{tiny('Groups')}?observe=privileged'")) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"out": "flow.pt"}, ".onnx"),
-        ({"chunk": 0}, "chunk is 0"),
-        ({"actions": torch.ones(200, 1, dtype=torch.int64)}, "choices"),
-    ],
-)
-def test_refused(change: dict, word: str, tmp_path: Path) -> None:
-    actions = change.pop("actions", torch.randn(200, 1))
-    out = tmp_path / change.pop("out", "flow.onnx")
-    with pytest.raises(UsageError, match=word):
-        imitate_flow(demonstrations(actions, []), out, **change)
-    assert not out.exists()
+def test_what_no_flow_can_be_fitted_to_or_written_into_is_refused(tmp_path: Path) -> None:
+    numbers, choices = torch.randn(200, 1), torch.ones(200, 1, dtype=torch.int64)
+    for actions, name, chunk, word in (
+        (numbers, "flow.pt", 1, ".onnx"),
+        (numbers, "flow.onnx", 0, "chunk is 0"),
+        (choices, "flow.onnx", 1, "choices"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            imitate_flow(demonstrations(actions, []), tmp_path / name, chunk=chunk)
+        assert not (tmp_path / name).exists()
 
 
 def test_a_policy_and_its_decoder_are_one_graph(

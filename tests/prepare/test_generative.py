@@ -75,9 +75,11 @@ def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -
 
 
 def test_what_is_held_is_measured_with_sampled_noise_as_it_is_deployed(tmp_path: Path) -> None:
-    policy, settings = standard_normal(2, 2), replace(FEW, steps=16_384, n_steps=512, critic_warmup=1.0)
+    few = replace(FEW, steps=16_384, n_steps=512, minibatch=4_096, critic_warmup=1.0)
     env, limit = f"{HERE}:Spot?decoder={HERE}:skewed&noise=2&chunk=1", f"{HERE}:near>=-9"
-    run = customize(policy, f"{HERE}:first", residual(0.1, 0.1, 0.0), tmp_path, settings, env=env, limits=limit)
+    run = customize(
+        standard_normal(2, 2), f"{HERE}:first", residual(0.1, 0.1, 0.0), tmp_path, few, env=env, limits=limit
+    )
     wanted = -0.5 * (AIM @ COST @ AIM + np.trace(COST @ SKEWED @ SKEWED.T))
     assert run.metrics()["limit_near>=-9"].mean() == pytest.approx(wanted, rel=0.06)
 

@@ -33,6 +33,10 @@ SMALL = repolicy.Settings(
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 
+def small_policy() -> Policy:
+    return Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
+
+
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
     """A policy that was trained in an environment of this session, and customized to a wish of this session."""
@@ -112,7 +116,7 @@ def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[Result,
 
 def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> None:
     """Nobody can tell what a nat is worth here, so the run takes a budget, which the same call finds again."""
-    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
+    prior = small_policy()
 
     def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> Result:
         return repolicy.customize(
@@ -138,18 +142,15 @@ def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made()
         repolicy.train(make, repolicy.soft(0.1))
 
 
-def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:
+def test_a_budget_goes_on_from_where_it_began_and_a_run_at_a_weight_without_one(tmp_path: Path) -> None:
     """The run that chose it knew from its measurement how much a nat can be worth, and began there."""
     begun = Request("CartPole-v1", repolicy.kl(0.7), replace(SMALL, ranks=1, kl_budget=2.0), ("a.py:wish",), "0" * 64)
     for asked in (residual(), residual("auto")):
         assert resume_choices(asked, SMALL, begun, tmp_path) == (repolicy.kl(0.7), replace(SMALL, kl_budget=2.0))
     assert resume_choices(residual(0.3), SMALL, begun, tmp_path)[1].kl_budget is None  # which `RunFolder.begin` refuses
-
-
-def test_a_run_at_a_weight_does_not_go_on_with_a_budget(tmp_path: Path) -> None:
-    begun = Request("CartPole-v1", repolicy.residual(0.3, 0.7), replace(SMALL, ranks=1), ("a.py:wish",), "0" * 64)
+    at_weight = replace(begun, objective=residual(0.3, 0.7), settings=replace(SMALL, ranks=1))
     with pytest.raises(UsageError, match="it has no budget, and now ω′ and α̂ move to stay 1 nats"):
-        resume_choices(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
+        resume_choices(residual(), replace(SMALL, kl_budget=1.0), at_weight, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +180,9 @@ def test_a_result_is_evaluated_where_it_was_trained() -> None:
     assert repolicy.train("CartPole-v1", repolicy.soft(0.1), settings=settings).evaluate(1).backend == "gymnasium"
 
 
-def test_a_policy_of_ours_has_its_std() -> None:
-    policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
-    with pytest.raises(UsageError, match="has all that it needs: leave out --std"):
-        repolicy.customize(policy, stay_near, std=0.1, env=LinearQuadratic)
-
-
-def test_a_result_tells_of_itself_in_one_line(chain: tuple[Result, Result]) -> None:
+def test_a_result_tells_of_itself_in_one_line_also_where_it_was_stopped(
+    chain: tuple[Result, Result], tmp_path: Path
+) -> None:
     prior, wish = chain
     for result in chain:
         assert repr(result).startswith(f"Result of {result.folder}: 512 steps; objective ")
@@ -193,12 +190,9 @@ def test_a_result_tells_of_itself_in_one_line(chain: tuple[Result, Result]) -> N
     assert "nats a step from the prior" in repr(wish)
     assert "prior" not in repr(prior).partition(": ")[2]
     assert "stopped early" in repr(replace(wish, finished=False))
-
-
-def test_a_run_that_was_stopped_early_has_no_policy_yet(chain: tuple[Result, Result], tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_bytes((chain[0].folder / "run.json").read_bytes())
+    (tmp_path / "run.json").write_bytes((prior.folder / "run.json").read_bytes())
     with pytest.raises(FileError, match="has no policy yet: its first segment is not done"):
-        _ = replace(chain[0], folder=tmp_path, finished=False).policy
+        _ = replace(prior, folder=tmp_path, finished=False).policy
 
 
 def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -> None:
@@ -219,8 +213,7 @@ def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -
 
 def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
-    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
-    settings = replace(SMALL, ranks=1, steps=256)
+    prior, settings = small_policy(), replace(SMALL, ranks=1, steps=256)
     result = repolicy.customize(prior, [wish, f"{wish}=2"], repolicy.kl(0.1), settings=settings, env=env)
     assert result.folder == Path("runs/policy-kl-0")
     found = repolicy.evaluate(result.folder, episodes=2, trust=True)
@@ -235,6 +228,8 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
         repolicy.evaluate(lambda observations: observations, env)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
         repolicy.customize(prior, wish, repolicy.kl(0.1))
+    with pytest.raises(UsageError, match="has all that it needs: leave out --std"):
+        repolicy.customize(prior, wish, std=0.1, env=env)
     again = repolicy.customize(prior, wish, repolicy.kl(0.1), settings=settings, env=env)
     assert again.folder == Path("runs/policy-kl-0-2")
     resumed = repolicy.customize(prior, wish, out=again.folder, env=env, resume=True)  # objective, settings: the run's
@@ -246,9 +241,8 @@ def test_a_second_run_is_refused_before_weights_are_looked_for(tmp_path: Path, m
         RunFolder(folder.path).locked().__enter__()
 
     monkeypatch.setattr("repolicy.learning.training._prepare_start", prepared)
-    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
     with pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
-        repolicy.customize(prior, tiny("stay_near"), out=tmp_path / "run", env=tiny("LinearQuadratic"))
+        repolicy.customize(small_policy(), tiny("stay_near"), out=tmp_path / "run", env=tiny("LinearQuadratic"))
     assert not (tmp_path / "run").exists()
 
 
@@ -259,14 +253,11 @@ def test_progress_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[s
         assert bool(capsys.readouterr().err) == shown
 
 
-@pytest.mark.parametrize("env", [lambda: gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1"), 3])
-def test_an_environment_is_a_name_or_a_function_and_no_thing(env: Any) -> None:
-    if callable(env):
-        settings = replace(SMALL, ranks=1, steps=128, checkpoint_every=1)
-        assert repolicy.train(env, repolicy.soft(0.1), "run", settings).finished
-        return
-    with pytest.raises(UsageError, match="give its id, or a function that makes a new one at each call"):
-        repolicy.train(env, repolicy.soft(0.1), "run", SMALL)
+def test_an_environment_is_a_name_or_a_function_and_no_thing() -> None:
+    no_names: list[Any] = [gymnasium.make("CartPole-v1"), 3]
+    for env in no_names:
+        with pytest.raises(UsageError, match="give its id, or a function that makes a new one at each call"):
+            repolicy.train(env, repolicy.soft(0.1), "run", SMALL)
 
 
 def test_predict_is_what_stable_baselines3_predicts(tmp_path: Path) -> None:

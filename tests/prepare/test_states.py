@@ -109,6 +109,15 @@ def prior_in(path: Path, size: int = 1) -> Path:
     return path
 
 
+@pytest.fixture
+def prior(tmp_path: Path) -> Policy:
+    return read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+
+
+def priced(env: str) -> Request:
+    return Request(env, residual(0.1, 0.1, states=0.5), SETTINGS)
+
+
 def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any:
     prior = prior_in(tmp_path / "prior.safetensors")
     return customize(prior, tiny("stay_near"), objective, tmp_path / out, SETTINGS, env=tiny("Endless"), **options)
@@ -163,8 +172,7 @@ def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
-    request = Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS)
-    seen, ends, episodes = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
+    seen, ends, episodes = visited_states(prior_rollouts(prior, priced(tiny("Counter"))), observation_count(256))
     assert sorted(map(tuple, seen[seen[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
     assert sorted(map(tuple, ends[ends[:, 0] < 5].unique(dim=0).tolist())) == [(1, 3), (3, 5)], "the others are cut"
     of_each = episodes // 8
@@ -172,10 +180,8 @@ def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_episode_that_does_not_end_counts_as_one_that_is_cut(tmp_path: Path) -> None:
-    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
-    request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)
-    _, ends, episodes = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
+def test_an_episode_that_does_not_end_counts_as_one_that_is_cut(prior: Policy) -> None:
+    _, ends, episodes = visited_states(prior_rollouts(prior, priced(tiny("Endless"))), observation_count(256))
     assert (len(ends), episodes) == (0, 8)
 
 
@@ -197,28 +203,25 @@ def ages_within_a_limit() -> Any:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_last_states_of_a_long_episode_are_the_priors_too(tmp_path: Path) -> None:
-    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
-    request = Request(f"{Path(__file__)}:ages_within_a_limit", residual(0.1, 0.1, states=0.5), SETTINGS)
-    found = fit_prior_density(prior, request, SingleRank())
+def test_the_last_states_of_a_long_episode_are_the_priors_too(prior: Policy) -> None:
+    found = fit_prior_density(prior, priced(f"{__file__}:ages_within_a_limit"), SingleRank())
     early, late = found.familiarity(found.normalized(torch.tensor([[0.6], [1.95]]))).tolist()
     assert early == 0.0
     assert late > -3.0, "by the first 100 steps alone it would be 7 nats less likely"
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("env", "limit"), [(f"{Path(__file__)}:ages_within_a_limit", 200), (tiny("Endless"), None)])
-def test_as_many_steps_collect_the_states_as_were_announced(tmp_path: Path, env: str, limit: int | None) -> None:
-    prior = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+@pytest.mark.parametrize(("env", "limit"), [(f"{__file__}:ages_within_a_limit", 200), (tiny("Endless"), None)])
+def test_as_many_steps_collect_the_states_as_were_announced(prior: Policy, env: str, limit: int | None) -> None:
     taken = []
 
     def counted() -> Any:
-        for rollout in prior_rollouts(prior, Request(env, residual(0.1, 0.1, states=0.5), SETTINGS), limit):
+        for rollout in prior_rollouts(prior, priced(env), limit):
             taken.append(rollout.ages.size)
             yield rollout
 
-    visited_states(counted(), observation_count(SETTINGS.steps))
-    assert sum(taken) == states.steps_to_collect(SETTINGS.steps, limit)
+    visited_states(counted(), observation_count(256))
+    assert sum(taken) == states.steps_to_collect(256, limit)
 
 
 def test_where_nearly_all_of_the_priors_episodes_end_its_ends_are_free() -> None:
@@ -262,13 +265,12 @@ def test_a_prior_that_does_not_clip_sees_its_states_as_in_the_fit(tmp_path: Path
         assert torch.equal(each.normalized(torch.tensor([[50.0]])), torch.tensor([[50.0]]))
 
 
-def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
-    policy = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+def test_a_density_of_another_normalizer_is_refused(tmp_path: Path, prior: Policy) -> None:
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 1)))
-    mine = fit_density(inputs, policy.normalizer)
-    save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
+    mine = fit_density(inputs, prior.normalizer)
+    save_policy(tmp_path / "right.safetensors", prior, {}, prior, mine)
     assert torch.equal(read_policy(tmp_path / "right.safetensors").density.whitening, mine.whitening)
-    save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, replace(mine, shift=mine.shift + 1.0))
+    save_policy(tmp_path / "wrong.safetensors", prior, {}, prior, replace(mine, shift=mine.shift + 1.0))
     with pytest.raises(FileError, match="fitted with another normalizer"):
         read_policy(tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match="states.mean"):
@@ -277,24 +279,16 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("env", "length", "init", "evaluated", "price", "keep", "limits"),
+    ("init", "evaluated", "price", "keep", "limits"),
     [
-        ("Endless", 300, "copy", 2, 0.5, None, ()),
-        ("Endless", 300, "copy", 2, 0.0, 0.9, ("stay_near>=-9",)),
-        ("Endless", 300, "copy", 0, 0.5, None, ("stay_near>=-9",)),
-        ("Endless", 300, "clone", 2, 0.0, None, ()),
+        ("copy", 2, 0.5, None, []),
+        ("copy", 2, 0.0, 0.9, [f"{tiny('stay_near')}>=-9"]),
+        ("copy", 0, 0.5, None, [f"{tiny('stay_near')}>=-9"]),
+        ("clone", 2, 0.0, None, []),
     ],
 )
 def test_every_step_is_counted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    env: str,
-    length: int,
-    init: str,
-    evaluated: int,
-    price: float,
-    keep: Any,
-    limits: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, evaluated: int, price: float, keep: Any, limits: Any
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
     taken, step = [], GymnasiumEnvs.step
@@ -305,22 +299,19 @@ def test_every_step_is_counted(
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
     monkeypatch.setattr("repolicy.prepare.cloning.FIT_EPOCHS", 1)  # which take no steps of the environment
-    monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
-    monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 300)
-    settings = Settings(
-        steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
-        evaluation_episodes=evaluated, keep=keep,
-    )  # fmt: skip
+    monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 100)
+    monkeypatch.setattr("repolicy.evaluation.EPISODE_CAP", 100)
+    settings = replace(SETTINGS, steps=200, evaluation_episodes=evaluated, keep=keep)
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Log()
     customize(
-        prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny(env),
-        callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits], init=init,
+        prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny("Endless"),
+        callbacks=[heard], limits=limits, init=init,
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
     numbers = re.findall(r"^[\d,]+|[\d,]+(?= to compare)", sentence)
     total, *compared = [int(number.replace(",", "")) for number in numbers]
-    assert compared == ([2 * 4 * 2 * length] if evaluated and not (keep or limits) else [])
+    assert compared == ([2 * 4 * 2 * 100] if evaluated and not (keep or limits) else [])
     assert total - sum(taken) in (0, *compared)  # it is done where an earlier policy seems better
     assert "256 to train" in sentence
     assert ("for evaluations" in sentence) == (evaluated > 0)

@@ -67,7 +67,9 @@ def test_what_cannot_be_copied_is_a_sentence() -> None:
         check_copyable(named("same"), combine_addons(["action_rate"]))
 
 
-def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_decision_before_training_is_counted_and_what_takes_long_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By how often environments and their copies were stepped."""
     taken, heard, step = [], Log(), NoiseEnvs.step
 
@@ -75,26 +77,18 @@ def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: 
         taken.append(self.count)
         return step(self, actions)
 
+    def evaluated(*given: object) -> tuple[list[str], int]:
+        heard.said.append("it begins")
+        return evaluate_untrained(*given)
+
     monkeypatch.setattr(NoiseEnvs, "step", counted)
+    monkeypatch.setattr("repolicy.learning.training.evaluate_untrained", evaluated)
     settings = replace(FEW, evaluation_episodes=0)
     asked = {"env": WALK, "noise": 2, "chunk": 3, "callbacks": [heard]}
     customize(f"{HERE}:three", RIGHT, residual(), tmp_path / "run", settings, **asked)
     [sentence] = [each for each in heard.said if "in all" in each]
     assert sentence.startswith(f"{sum(taken):,} decisions, of 3 steps of the environment each, in all: ")
     assert any("best of 16 by the wish: basic reward" in each for each in heard.said)
-
-
-def test_what_takes_long_before_training_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, settings = Log(), replace(FEW, evaluation_episodes=0)
-
-    def evaluated(*_: object) -> tuple[list[str], int]:
-        heard.said.append("it begins")
-        return evaluate_untrained(*_)
-
-    monkeypatch.setattr("repolicy.learning.training.evaluate_untrained", evaluated)
-    customize(
-        f"{HERE}:three", RIGHT, residual(), tmp_path / "run", settings, env=WALK, noise=2, chunk=3, callbacks=[heard]
-    )
     before = heard.said[: heard.said.index("it begins")]
     assert before[0].startswith("customizing ")
     assert before[-1].startswith("evaluating it without training")

@@ -82,6 +82,8 @@ def test_alpha_is_scaled_from_the_reward() -> None:
     both = decide(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(ALPHA_PER_REWARD * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
+    shared = weights._alpha_for_rewards(np.array([3.0, -3.0]), 6, "reward")  # over the numbers of an action
+    assert shared == (pytest.approx(3 * ALPHA_PER_REWARD / 6), "scaled from the reward (3 a step)")
     for env in ("CartPole-v1", tiny("WithoutReward")):  # who learns from a wish alone reads no other reward
         alone = decide(greedy(), None, env, (f"{HERE}either_way=3",), FEW).objective
         assert alone.alpha == pytest.approx(3 * ALPHA_PER_REWARD)
@@ -95,12 +97,6 @@ def test_a_bonus_alone_is_beside_standardized_advantages_whatever_the_reward() -
     usual = decide(soft(), None, env, (), FEW).objective.alpha
     assert decide(end_entropy(), None, env, (), plain).objective == end_entropy(usual)
     assert usual != ALPHA_PER_REWARD
-
-
-def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
-    alpha, why = weights._alpha_for_rewards(np.array([3.0, -3.0]), 6, "reward")
-    assert alpha == pytest.approx(3 * ALPHA_PER_REWARD / 6)
-    assert why == "scaled from the reward (3 a step)"
 
 
 class Unpaid(weights.WeightFinder):
@@ -256,27 +252,25 @@ def test_a_card_tells_in_which_reward_it_was_measured() -> None:
         assert f"worth of {reward}, and" in decide(residual(), saved, ENV, (), FEW).notes[0]
 
 
-def test_a_budget_needs_an_alpha_to_begin_at() -> None:
+def test_a_budget_needs_an_alpha_to_begin_at_and_no_dial_beside_it() -> None:
     for omega, alpha in (("auto", 0.0), (None, 0.0), ("auto", Range(0.1, 0.3))):
         with pytest.raises(UsageError, match=r"alpha is .*; where a budget moves omega and alpha"):
             decide(residual(omega, alpha), prior(), f"{HERE}Indifferent", (tiny("constant"),), FEW)
-
-
-def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
     still = SavedPolicy(optimum(), None, {})
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
         decide(residual(), still, f"{HERE}Indifferent", (f"{tiny('constant')}=0..1",), FEW)
 
 
-@pytest.mark.parametrize("ended", [[], [10, 12]])
-def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are(ended: list[int]) -> None:
+def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are() -> None:
     policy, env = noise_prior(f"{WORLDS}:same", 6, 1, "HalfCheetah-v4", FEW)
     task = NoiseWeightFinder({}, policy, FEW, lambda _: None, env, ("hind_leg",))
-    assert task.trial_rollout.episodes.lengths == []
-    task.trial_rollout = replace(task.trial_rollout, episodes=Episodes([0.0] * len(ended), ended))
-    task.trial_rollout.terminated[ended, range(len(ended))] = True
-    assert task.default_kl_budget() == 5.0 / 1000
-    assert task.return_std() == pytest.approx(float(np.std(task.addon_rewards().sum(0))))
+    rollout = task.trial_rollout
+    assert rollout.episodes.lengths == []
+    for ended in ([], [10, 12]):
+        task.trial_rollout = replace(rollout, episodes=Episodes([0.0] * len(ended), ended))
+        task.trial_rollout.terminated[ended, range(len(ended))] = True
+        assert task.default_kl_budget() == 5.0 / 1000
+        assert task.return_std() == pytest.approx(float(np.std(task.addon_rewards().sum(0))))
 
 
 def test_a_budget_of_choices_is_a_quarter_of_the_entropy_of_all_of_them() -> None:
