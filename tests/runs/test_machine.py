@@ -28,22 +28,19 @@ INFINITE = float("inf")
         ("0::/docker/not/mounted/here\n", {"cpu.max": "300000 100000"}, 3.0),
         ("0::/\n", {"cpu.max": "what is this"}, INFINITE),
         ("4:cpu:/a\n0::/b\n", {"b/cpu.max": "400000 100000"}, 4.0),
+        (None, {}, INFINITE),
     ],
 )
 def test_the_processor_time_that_a_container_may_use(
-    tmp_path: Path, groups: str, files: dict[str, str], cores: float
+    tmp_path: Path, groups: str | None, files: dict[str, str], cores: float
 ) -> None:
-    for name, content in {
-        "proc/self/cgroup": groups,
-        **{f"sys/fs/cgroup/{name}": files[name] for name in files},
-    }.items():
+    written = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    if groups is not None:
+        written["proc/self/cgroup"] = groups
+    for name, content in written.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cpu_quota(tmp_path) == cores
-
-
-def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) == INFINITE
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.5, 1), (1.9, 1), (2.0, 2), (INFINITE, 64)])
@@ -86,55 +83,50 @@ def test_who_is_under_torchrun(
     assert torchrun_place() == place
 
 
-@pytest.mark.parametrize("former", [signal.default_int_handler, signal.SIG_IGN])
-def test_the_second_ctrl_c_stops_at_once_where_the_first_was_ignored_before_too(former: Any) -> None:
-    """What a script starts with `&` begins with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, former)
+@pytest.mark.parametrize(
+    ("number", "former", "stops"),
+    [
+        (signal.SIGINT, lambda *_: None, True),  # what does not end the tests, should it stay
+        (signal.SIGINT, signal.SIG_IGN, True),  # as of what a script starts with `&`
+        (signal.SIGHUP, signal.SIG_DFL, True),  # the terminal goes away
+        (signal.SIGHUP, signal.SIG_IGN, False),  # as under nohup
+    ],
+)
+def test_the_first_signal_stops_politely_and_the_second_at_once(number: int, former: Any, stops: bool) -> None:
+    at_once = pytest.raises(KeyboardInterrupt) if stops else contextlib.nullcontext()
+    before = signal.signal(number, former)
     try:
         with polite_interrupt() as interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert interrupted.is_set()
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == former
+            os.kill(os.getpid(), number)
+            assert interrupted.is_set() == stops
+            with at_once:
+                os.kill(os.getpid(), number)
+        with at_once, terminated_as_interrupted():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == former
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize(("former", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
-def test_a_terminal_that_goes_away_is_ctrl_c_but_under_nohup(former: signal.Handlers, stops: bool) -> None:
-    before = signal.signal(signal.SIGHUP, former)
-    try:
-        with polite_interrupt() as interrupted:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert interrupted.is_set() == stops
-        with pytest.raises(KeyboardInterrupt) if stops else contextlib.nullcontext(), terminated_as_interrupted():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) == former
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 PAGES = """
 import resource, numpy as np
 from repolicy.runs.machine import keep_freed_memory
-{}
+def fetched():
+    for _ in range(3): work()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20): work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 def work():
     arrays = [np.ones(1 << 18, np.float32) for _ in range(8)]
-for _ in range(3): work()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20): work()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(fetched())
+keep_freed_memory()
+print(fetched())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_what_arrays_leave_free_is_not_fetched_from_the_kernel_again() -> None:
-    def fetched(first: str) -> int:
-        done = subprocess.run([sys.executable, "-c", PAGES.format(first)], capture_output=True, text=True, check=True)
-        return int(done.stdout)
-
-    assert fetched("") > 5_000, "this measures nothing"
-    assert fetched("keep_freed_memory()") < 100
+    done = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before > 5_000, "this measures nothing"
+    assert after < 100

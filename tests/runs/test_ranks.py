@@ -28,15 +28,7 @@ from repolicy.runs.machine import shares_memory
 pytestmark = pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 
 LARGE = ranks.CAPACITY // 4 + 1000  # numbers: two pieces in single precision, three in double
-SIZES = [*islice(cycle([1, 1000, 7, 20_000]), 400), LARGE, LARGE, 3]
-
-
-def program(code: str) -> list[str]:
-    """What another rank runs; `team` is how it joins."""
-    return [f"import os, sys, time, torch; from repolicy.runs import ranks\n{JOINED}{code}"]
-
-
-JOINED = "def team(): return ranks.join_ranks(*map(int, sys.argv[-4:]))\n"
+SIZES = [*islice(cycle([1, 1000, 7, 20_000]), 200), LARGE, LARGE, 3]
 
 
 def test_sums() -> None:
@@ -69,10 +61,10 @@ def test_two_ranks_of_16_environments_are_one_of_32(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_rank_is_alone() -> None:
+    tensor = torch.ones(3)
     with ranks.launch_ranks(1, ["this is not even a program"]) as team:
-        tensor = torch.ones(3)
         assert team.sum(tensor) is tensor
-        assert tensor.tolist() == [1.0] * 3
+    assert tensor.tolist() == [1.0] * 3
 
 
 # Deaths ---------------------------------------------------------------------------------------------------------------
@@ -119,17 +111,18 @@ def test_signals_are_for_the_first_rank_and_what_another_says_is_said_once_and_i
 ) -> None:
     """A batch system sends SIGTERM to every process of a job; programs that an environment starts obey it."""
     code = """
-import signal, subprocess
+import os, signal, subprocess, sys, torch
+from repolicy.runs import ranks
 sys.stderr.buffer.write(b'a bar \\r of caf\\xe9 \\xe9\\xe9 \\n'); sys.stderr.flush()
 print('repolicy: it hängs', file=sys.stderr)
 os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT)
 other = subprocess.Popen(["sleep", "600"]); other.terminate()
-team().sum(torch.full((1,), float(other.wait())))
+ranks.join_ranks(*map(int, sys.argv[-4:])).sum(torch.full((1,), float(other.wait())))
 sys.exit('the end is bad')
 """
 
     def work() -> None:
-        with ranks.launch_ranks(2, program(code)) as team:
+        with ranks.launch_ranks(2, [code]) as team:
             assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
             for _ in range(2):
                 team._watch._forward_messages()

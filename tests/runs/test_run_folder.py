@@ -29,53 +29,30 @@ from repolicy.runs.settings import Settings
 STATE = {"parameters": torch.arange(4.0)}
 
 
-def with_segments(tmp_path: Path, count: int) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    for segment in range(1, count + 1):
-        folder.save(segment, {"parameters": STATE["parameters"] * segment}, {"iteration": 10 * segment})
-    return folder
-
-
-def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
-    found = with_segments(tmp_path, 11).latest_checkpoint()
-    assert found is not None
-    tensors, story, complaints = found
-    assert torch.equal(tensors["parameters"], STATE["parameters"] * 11)
-    assert (story["segment"], story["iteration"], complaints) == (11, 110, [])
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == ["000010.safetensors", "000011.safetensors"]
-
-
-def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_the_newest_two_checkpoints_are_kept_by_number_and_the_newest_is_taken(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for segment in (999_998, 999_999, 1_000_000, 1_000_001):
-        folder.save(segment, STATE, {"iteration": segment})
+    for segment in (9, 999_998, 999_999, 1_000_000, 1_000_001):
+        folder.save(segment, {"parameters": STATE["parameters"] * segment}, {"iteration": 10 * segment})
         (tmp_path / "checkpoints" / "1 copy.safetensors").touch()
-        assert folder.latest_checkpoint()[1]["segment"] == segment
+        tensors, story, complaints = folder.latest_checkpoint()
+        assert torch.equal(tensors["parameters"], STATE["parameters"] * segment)
+        assert (story["segment"], story["iteration"], complaints) == (segment, 10 * segment, [])
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["1 copy.safetensors", "1000000.safetensors", "1000001.safetensors"]
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    folder = with_segments(tmp_path, 3)
-    newest = tmp_path / "run" / "checkpoints" / "000003.safetensors"
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_that_is_said(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for segment in (1, 2):
+        folder.save(segment, STATE, {"iteration": 10 * segment})
+    before, newest = sorted((tmp_path / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-1])
-    found = folder.latest_checkpoint()
-    assert found is not None
-    _, story, complaints = found
-    assert story["segment"] == 2
-    assert len(complaints) == 1
-    assert "000003.safetensors is damaged" in complaints[0]
-    assert complaints[0].endswith("; going on from the one before")
-
-
-def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
-    folder = with_segments(tmp_path, 2)
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        path.write_bytes(b"")
-    with pytest.raises(
-        FileError, match=r"000002.* is damaged.*000001.* is damaged.*: delete .*checkpoints to begin anew$"
-    ):
+    _, story, [complaint] = folder.latest_checkpoint()
+    assert story["segment"] == 1
+    assert re.search("000002.safetensors is damaged.*; going on from the one before$", complaint)
+    before.write_bytes(b"")
+    said = r"000002.* is damaged.*000001.* is damaged.*: delete .*checkpoints to begin anew$"
+    with pytest.raises(FileError, match=said):
         folder.latest_checkpoint()
 
 
@@ -138,25 +115,30 @@ def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> 
     assert folder.begin(REQUEST, {}, resume=True) == []
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_moment", [False, True])
+def test_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_moment: bool) -> None:
     folder = RunFolder(tmp_path / "run")
-    with folder.locked(), pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
-        RunFolder(tmp_path / "run").locked().__enter__()
+    with folder.locked():
+        if same_moment:  # no lock was there before the other run made it
+            monkeypatch.setattr(os.path, "lexists", lambda path: False)
+        with pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
+            RunFolder(tmp_path / "run").locked().__enter__()
+        assert (tmp_path / "run" / ".lock").exists()
     with folder.locked():
         pass  # it is free again
 
 
-def test_a_lock_that_another_run_took_at_the_same_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunFolder(tmp_path).locked():
-        monkeypatch.setattr(os.path, "lexists", lambda path: False)  # as it was before the other run made it
-        with pytest.raises(FileError, match="another run is at work"):
-            RunFolder(tmp_path).locked().__enter__()
-        assert (tmp_path / ".lock").exists()
+def test_a_folder_that_is_a_file_and_a_disk_without_locks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-
-def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("in the way")
+    (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError, match="cannot be used as a run's folder: File exists"):
+        RunFolder(tmp_path / "file").locked().__enter__()
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(FileError, match="run cannot be locked: No locks available; choose an --out on another disk"):
         RunFolder(tmp_path / "run").locked().__enter__()
 
 
@@ -265,12 +247,9 @@ def panel(request: Request) -> list[str]:
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-@pytest.mark.parametrize(("request_", "count"), [(asked(soft(0.1), ""), 0), (asked(kl(0.1)), 2)])
-def test_the_panel_has_terms_of_a_prior_only_where_there_is_one(request_: Request, count: int) -> None:
-    assert sum("ω′" in line for line in panel(request_)) == count
-
-
-def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
+def test_the_panel_keeps_the_bar_apart_from_the_text_and_has_terms_of_a_prior_only_where_there_is_one() -> None:
+    for request, count in ((asked(soft(0.1), ""), 0), (asked(kl(0.1)), 2)):
+        assert sum("ω′" in line for line in panel(request)) == count
     text = panel(asked(kl_budget=1.0))
     assert text[0].startswith("Hopper-v4  100,000 of 100,000 steps  8,123 a second")
     [bar] = [place for place, line in enumerate(text) if set(line) == {"━"}]
@@ -298,28 +277,27 @@ def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: 
     assert closed == ["the display"]
 
 
-def test_the_time_left_of_a_resumed_run_is_by_what_it_did_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 iterations took 10 seconds and 10 are left, whatever was done before."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    display = Display()
-    display.begin(Request("Hopper-v4", soft(0.1), Settings()), 10, 25)
-    now[0] += 10.0
-    display._latest = {"iteration": 15.0}
-    assert display._progress() == (0.6, 20.0)
-
-
-def test_the_time_left_leaves_out_what_comes_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is slow at first is in the first of 11 iterations, which takes 60 seconds; the others take 2."""
+@pytest.mark.parametrize(
+    ("start", "total", "written", "wanted"),
+    [
+        (10, 25, [(15, 10.0)], [20.0]),  # resumed: 5 iterations took 10 seconds and 10 are left, whatever was before
+        (0, 11, [(1, 60.0), (2, 2.0), (6, 8.0)], [600.0, 18.0, 10.0]),  # what is slow at first comes only once
+    ],
+)
+def test_the_time_left_is_by_what_a_run_did_itself_after_its_first_iteration(
+    start: int, total: int, written: Any, wanted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, left = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     display = Display()
-    display.begin(asked(ranks=1), 0, 11)
-    for iteration, seconds in ((1, 60.0), (2, 2.0), (6, 8.0)):
+    display.begin(asked(ranks=1), start, total)
+    for iteration, seconds in written:
         now[0] += seconds
         display.write(METRICS | {"iteration": iteration})
-        left.append(display._progress()[1])
-    assert left == [600.0, 18.0, 10.0]
+        share, seconds_left = display._progress()
+        assert share == iteration / total
+        left.append(seconds_left)
+    assert left == wanted
 
 
 def test_the_parts_of_a_reward_that_are_shown_add_up_to_its_sum() -> None:
@@ -343,15 +321,3 @@ def test_tensorboard_draws_each_iteration_once_after_a_resume(start: int, tmp_pa
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("run/std")
     assert [event.step for event in found] == [10, 20, 30, 40]
     assert [event.value for event in found] == [1.0] * start + [2.0] * (4 - start)
-
-
-def test_a_disk_without_locks_is_not_taken_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refused)
-    with (
-        pytest.raises(FileError, match="run cannot be locked: No locks available; choose an --out on another disk"),
-        RunFolder(tmp_path / "run").locked(),
-    ):
-        pytest.fail("it began")

@@ -19,32 +19,21 @@ from repolicy.runs.request import choose_family, spec_for
 from repolicy.runs.settings import Settings, complete_settings, read_settings
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("gamma", 1.01), ("learning_rate", -1e-4)])
-def test_bounds(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"{name} is {value}; it must lie between"):
-        replace(Settings(), **{name: value})
-
-
 def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
     settings = Settings(steps=3e6, hidden=[8, 8])
     assert (settings.steps, settings.hidden, type(settings.steps)) == (3_000_000, (8, 8), int)
     numbers = Settings(seed=np.int64(3), gamma=np.float32(0.5), hidden=[*np.array([8])])
     assert json.dumps(numbers.as_dict()) == json.dumps(Settings(seed=3, gamma=0.5, hidden=(8,)).as_dict())
+    few = Settings(envs=8, n_steps=16, steps=1000)
+    assert (few.iteration_steps, few.iterations, Settings(steps=1).iterations) == (128, 8, 1), "the last one is whole"
+    for name, value in (("steps", 0), ("gamma", 1.01), ("learning_rate", -1e-4)):
+        with pytest.raises(UsageError, match=f"{name} is {value}; it must lie between"):
+            replace(Settings(), **{name: value})
     with pytest.raises(UsageError, match="'learning_rate' is nan; it must be a number"):
         Settings(learning_rate=math.nan)
-
-
-@pytest.mark.parametrize("settings", ["settings.json", 3_000_000, SimpleNamespace(steps=3_000_000)])
-def test_settings_are_a_dict_or_an_object_of_their_own(settings: Any) -> None:
-    with pytest.raises(UsageError, match=f"^the settings are .*{type(settings).__name__}: .* {{'steps': 300_000}}"):
-        complete_settings(settings, Settings())
-
-
-def test_iterations() -> None:
-    settings = Settings(envs=8, n_steps=16, steps=1000)
-    assert settings.iteration_steps == 128
-    assert settings.iterations == 8  # the last one is whole
-    assert Settings(steps=1).iterations == 1
+    for wrong in ("settings.json", 3_000_000, SimpleNamespace(steps=3_000_000)):
+        with pytest.raises(UsageError, match=f"^the settings are .*{type(wrong).__name__}: .* {{'steps': 300_000}}"):
+            complete_settings(wrong, Settings())
 
 
 def test_the_table() -> None:
@@ -89,43 +78,33 @@ def test_few_steps_have_enough_updates_and_a_million_is_as_it_was(hidden: tuple[
     assert [settings.evaluation_episodes for settings in found] == [0, 0, 0, 8, 8]
     million, more = found[-1], customize_defaults(policy(hidden, width), 5_000_000)
     assert replace(more, steps=1_000_000) == million == customize_defaults(policy(hidden, width))
-    assert [std_speed(few.iteration_steps) for few in (customize_defaults(policy((64, 64), 2), 200_000), million)] == [
-        1,
-        4,
-    ]
+    few = customize_defaults(policy((64, 64), 2), 200_000)
+    assert [std_speed(settings.iteration_steps) for settings in (few, million)] == [1, 4]
     wanted = {"gamma": 0.97, "desired_kl": 0.01, "target_kl": 0.03, "critic_warmup": 0.05, "checkpoint_every": 16}
     assert {name: getattr(million, name) for name in wanted} == wanted
 
 
 def test_extreme_shapes_have_settings_too() -> None:
-    for made in (policy((), 1), policy((8,), 1), policy((4096,), 500)):
-        settings = customize_defaults(made)
-        assert settings.resolved().iteration_steps % settings.minibatch == 0
-    assert customize_defaults(policy((4096,), 500)).minibatch == 4096
+    settings = [customize_defaults(policy(*shape)).resolved() for shape in (((), 1), ((8,), 1), ((4096,), 500))]
+    assert [each.iteration_steps % each.minibatch for each in settings] == [0, 0, 0]
+    assert settings[-1].minibatch == 4096
     assert customize_defaults("hopper") == customize_defaults(policy((64, 64), 3))
 
 
 # Sharing by ranks -----------------------------------------------------------------------------------------------------
-def test_ranks_must_share_evenly() -> None:
+def test_as_many_ranks_as_there_are_cores_for_share_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.runs.settings.physical_cores", lambda: 12)
+    assert [Settings(envs=envs).resolved().ranks for envs in (32, 5, 1)] == [8, 5, 1]
     assert Settings(envs=32, ranks=4).resolved().ranks == 4
     with pytest.raises(UsageError, match="envs is 32, which 3 ranks cannot share evenly; choose a multiple of 3"):
         Settings(envs=32, ranks=3).resolved()
 
 
-def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.runs.settings.physical_cores", lambda: 12)
-    assert Settings(envs=32).resolved().ranks == 8  # the most that share 32 evenly
-    assert Settings(envs=5).resolved().ranks == 5
-    assert Settings(envs=1).resolved().ranks == 1
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
 def written(path: Path, content: Any) -> Path:
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
     file = path / "settings.json"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    else:
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return file
 
 
