@@ -45,6 +45,13 @@ def checkpoint(folder: Path, network: str = "mlp", seed: int = 1) -> Path:
 small_policy = partial(small.small_policy, hidden=(16, 16))
 
 
+@torch.no_grad()
+def log_prob_of(actor: Any, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of an actor of rsl_rl's."""
+    actor({"policy": observations}, stochastic_output=True)
+    return actor.get_output_log_prob(actions)
+
+
 def collected(started: OnPolicyRunner) -> Any:
     """The storage after one rollout, before any update."""
     started.alg.train_mode()

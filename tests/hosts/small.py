@@ -1,6 +1,7 @@
 """A small policy of ours that has moved from where it began, and two in files that run as they are, for either host."""
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -27,6 +28,11 @@ def small_policy(
     }
     policy.normalizer.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
     return policy
+
+
+def same(one: Iterable[Tensor], other: Iterable[Tensor]) -> bool:
+    """Whether both have the same tensors, to the bit."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Far:

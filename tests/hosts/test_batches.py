@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("stable_baselines3")
-pytest.importorskip("rsl_rl")
 from stable_baselines3 import PPO
 
 from experiments.batches import AddonEnvs, RslRlEnvs, Sb3Envs

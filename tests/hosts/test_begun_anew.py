@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 from runner_envs import OURS
 from runner_envs import Drift as RunnerDrift
 from runners import POLICY_ACTOR, OnPolicyRunner, checkpoint, collected, residual, runner
@@ -28,6 +25,7 @@ def away(started: OnPolicyRunner) -> float:
     return float((paid.entropy / weights.alpha + paid.prior / weights.omega).abs().max())
 
 
+@pytest.mark.usefixtures("_few_episodes")
 @pytest.mark.parametrize("network", ["gru", "lstm"])
 def test_an_actor_that_is_its_prior_remembers_what_it_does(network: str, tmp_path: Path) -> None:
     path = str(checkpoint(tmp_path, network))
@@ -47,7 +45,7 @@ class Endless(Sb3Drift):
 
 def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 5)
-    model = sb3(env=DummyVecEnv([Endless] * 4), prior=trained(), states=0.0)
+    model = sb3(env=DummyVecEnv([Endless] * 4), prior=trained(), states=0.0, n_epochs=1)
     model.learn(1)
     model.method.density = Far()
     model.steering.objective = replace(model.steering.objective, states=0.1)
@@ -97,6 +95,7 @@ def seen_by_the_actor(started: OnPolicyRunner) -> list[bool]:
 MEASURED = {"class_name": OURS, "states": 0.0}
 
 
+@pytest.mark.usefixtures("_few_episodes")
 @pytest.mark.parametrize("more", [{}, {"omega": "0.1..1"}])
 def test_after_a_measurement_the_runner_goes_on_where_it_was(more: dict[str, Any]) -> None:
     env, actor = Resettable(count=32), {"actor": POLICY_ACTOR} if more else {}
@@ -110,6 +109,7 @@ def test_after_a_measurement_the_runner_goes_on_where_it_was(more: dict[str, Any
     assert seen == [True] * 6
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_after_a_verdict_the_runner_sees_how_the_next_episodes_begin() -> None:
     started = runner(algorithm=residual(small_policy(hidden=(16, 16))), env=Resettable(count=32), max_iterations=1)
     seen = seen_by_the_actor(started)
@@ -117,6 +117,7 @@ def test_after_a_verdict_the_runner_sees_how_the_next_episodes_begin() -> None:
     assert seen == [True] * 12
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_a_prior_is_measured_where_its_own_runner_had_trained_it(tmp_path: Path) -> None:
     """What rsl_rl's runner has stepped cannot be changed in place outside of inference mode."""
     env = Resettable(count=32)

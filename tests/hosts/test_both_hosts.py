@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from small import Far, remembering, sine, small_policy
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 import runner_envs
 import runners
 import sb3_models
+import torch
 from both import PRIOR, InRslRl, InSb3, hosts
+from small import Far, remembering, same, sine, small_policy
 from tensordict import TensorDict
 
 from repolicy import save_policy
@@ -53,17 +50,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_wrong_settings_are_one_sentence(host: Any, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises((UsageError, FileError), match=sentence):
         host(**{"copy_prior": False} | change).learn(1)
-
-
-@hosts
-def test_beside_a_named_alpha_omega_is_measured(host: Any) -> None:
-    started = host(omega=None)
-    started.learn(1)
-    assert started.method.steering.objective.omega > 0.0
-
-
-def alike(first: Any, second: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 
 @pytest.mark.parametrize(("host", "name"), [(InRslRl, "entropy_coef"), (InSb3, "ent_coef")])
@@ -125,7 +111,7 @@ def test_what_is_saved_keeps_the_prior_and_the_place(host: Any, tmp_path: Path) 
     first.learn(3)
     first.save(tmp_path)
     again = host.resumed(tmp_path, PRIOR, **options)
-    assert alike(first, again)
+    assert same(first.weights, again.weights)
     assert again.method.steering == first.method.steering
     assert again.method.steering.objective.omega != 0.3, "the budget has moved it"
     again.learn(1)
@@ -135,6 +121,7 @@ ONE = {"omega": 0.3, "alpha": 0.1}
 
 
 @hosts
+@pytest.mark.usefixtures("_few_episodes")
 @pytest.mark.parametrize(
     ("saved", "named", "omega", "alpha", "kl_budget"),
     [
@@ -157,6 +144,7 @@ def test_what_is_named_otherwise_stays_beside_what_follows_from_it(
         assert (method.curves["omega"], method.curves["alpha"]) == ([omega], [pytest.approx(alpha)])
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_a_runner_measures_where_it_begins_to_learn_and_only_what_its_checkpoint_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,9 +195,11 @@ def test_a_worth_that_the_priors_file_tells_is_said_to_be_of_the_reward_that_it_
 ) -> None:
     card = {"nat_worth": {"value": 0.5, "error": 0.01, "episodes": 64}}
     save_policy(tmp_path / "a.safetensors", small_policy(hidden=(16, 16)), card)
-    started = host(str(tmp_path / "a.safetensors"), **UNNAMED)
-    started.learn(1)
-    assert started.method.steering.objective.omega == 0.5
+    for named, alpha in ((UNNAMED, 0.17), ({"omega": None, "alpha": 0.1}, 0.1)):
+        started = host(str(tmp_path / "a.safetensors"), **named)
+        started.learn(1)
+        objective = started.method.steering.objective
+        assert (objective.omega, objective.alpha) == (0.5, alpha)
     said = "of the reward that it was trained with (where yours is scaled otherwise, name omega and alpha), and states"
     assert said in capsys.readouterr().out
 
@@ -264,20 +254,21 @@ def test_a_reward_that_is_not_finite_is_not_learnt_from(host: Any) -> None:
     before = started.weights
     with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
         started.learn(1)
-    assert all(torch.equal(a, b) for a, b in zip(before, started.weights, strict=True))
+    assert same(before, started.weights)
 
 
 @hosts
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("gives", "more", "said"),
     [
-        (lambda found: found[:3], r"a tensor of shape \(3,\)"),
-        (lambda found: found.numpy(), "a ndarray; of [0-9]+ actions"),
+        (lambda found: found[:3], {}, r"a tensor of shape \(3,\)"),
+        (lambda found: found.numpy(), {}, "a ndarray; of [0-9]+ actions"),
+        (lambda found: found, {"log_prior_budget": 1.0}, "which this prior does not tell: take kl_budget"),
     ],
 )
-def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(host: Any, wrong: Any, said: str) -> None:
+def test_what_a_log_prob_of_ones_own_does_not_tell_is_said(host: Any, gives: Any, more: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        host(Mine(wrong)).learn(1)
+        host(Mine(gives), **more).learn(1)
 
 
 def test_a_training_beside_a_prior_that_only_scores_ends_without_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,12 +278,6 @@ def test_a_training_beside_a_prior_that_only_scores_ends_without_a_verdict(capsy
     assert "prior with the mean action" not in capsys.readouterr().out
     with pytest.raises(UsageError, match="leave states, keep and the verdict out"):
         model.verdict()
-
-
-@hosts
-def test_a_log_prior_budget_is_refused_where_the_prior_does_not_tell_its_own_nats(host: Any) -> None:
-    with pytest.raises(UsageError, match="which this prior does not tell: take kl_budget"):
-        host(Mine(lambda found: found), log_prior_budget=1.0).learn(1)
 
 
 @hosts

@@ -1,7 +1,6 @@
 """`repolicy report` of a run in a host: its curves and the verdict, from the checkpoint alone."""
 
 import json
-import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,7 @@ from repolicy.policies.file import save_policy
 from repolicy.report.host_page import read_stored, to_evaluation, write_host_report
 from repolicy.report.verdict import verdict
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
+pytestmark = pytest.mark.usefixtures("_short_episodes")
 
 
 def reported(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -95,27 +91,27 @@ def test_episodes_are_told_whole() -> None:
     assert found.columns["addon_reward"].mean == 2.5
 
 
-@pytest.mark.parametrize("kind", ["folder", "rsl_rl", "sb3", "text", "ours", "missing"])
-def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path: Any = tmp_path / "here"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "rsl_rl":
-        path = checkpoint(tmp_path)
-    elif kind == "sb3":
-        path = tmp_path / "m.zip"
-        PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).save(path)
-    elif kind == "text":
-        torch.save([1], path)
-    elif kind == "ours":
-        save_policy(path := tmp_path / "here.safetensors", small_policy(), {})
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("missing", lambda path: None),
+        ("folder", Path.mkdir),
+        ("a_list", lambda path: torch.save([1], path)),
+        ("mlp-1.pt", lambda path: checkpoint(path.parent)),
+        ("theirs.zip", lambda path: PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).save(path)),
+        ("ours.safetensors", lambda path: save_policy(path, small_policy(), {})),
+    ],
+)
+def test_what_has_no_curves_is_refused(tmp_path: Path, name: str, make: Any, capsys: Any) -> None:
+    make(tmp_path / name)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["report", str(path)])
+        cli.main(["report", str(tmp_path / name)])
     said = capsys.readouterr().err
     assert ended.value.code in (1, 2)
-    assert re.search("here|mlp-1.pt|m.zip", said.replace("\n", ""))
+    assert name in said.replace("\n", "")
     assert "Traceback" not in said
-    assert kind not in ("sb3", "ours") or "has no curves of ResidualPPO in it; name a run's folder, or" in said
+    is_policy = name in ("theirs.zip", "ours.safetensors")
+    assert not is_policy or "has no curves of ResidualPPO in it; name a run's folder, or" in said
 
 
 @pytest.mark.parametrize(

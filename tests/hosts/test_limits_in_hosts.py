@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 from both import PRIOR, InRslRl, InSb3, hosts
-from runner_envs import Drift as RunnerDrift
-from runners import residual, runner, small_policy
+from runners import small_policy
 from sb3_models import Drift
 from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import Tensor, nn
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
@@ -119,12 +115,12 @@ def following(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_multiplier_rises_while_its_limit_is_broken_and_falls_while_it_holds(host: Any) -> None:
     broken, holds = ("basic_reward>=5", "basic_reward<=5")  # it is a cost, so below 0
     started = host(**told(host, limits=[broken, holds]))
-    started.learn(8)
+    started.learn(4)
     if host is InRslRl:
         paid = float(torch.stack(started.started.env.paid).mean())
         assert np.mean(started.method.curves["limit_" + holds]) == pytest.approx(paid)
     rises, falls = multipliers(started.method, broken), multipliers(started.method, holds)
-    assert len(rises) == len(falls) == 8
+    assert len(rises) == len(falls) == 4
     assert all(a < b for a, b in pairwise(rises))
     assert all(a > b for a, b in pairwise(falls))
 
@@ -142,6 +138,7 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(host: Any, limits: Any, tmp
     assert host.resumed(tmp_path, PRIOR, **options).method.steering.priced_limits == {"basic_reward>=-1": held}
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_measuring_after_a_resume_keeps_the_multipliers(tmp_path: Path) -> None:
     first = InRslRl(limits=["addon>=-0.3"])
     first.learn(2)
@@ -152,11 +149,9 @@ def test_measuring_after_a_resume_keeps_the_multipliers(tmp_path: Path) -> None:
 
 
 @hosts
-def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
-    host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_short_episodes")
+def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(host: Any, tmp_path: Path, capsys: Any) -> None:
     """The old reward is a cost, so of 0.9 a tenth may be added to it; its mean was measured by the prior's episodes."""
-    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
     options = told(host, keep=0.9)
     started = host(**options)
     started.learn(2)
@@ -242,49 +237,24 @@ def test_where_steps_cost_a_later_end_than_the_sampled_priors_counts_for_nothing
     assert method.iteration_metrics()["limit_basic_reward>=-2.2"] == -2.0
 
 
-class TellingRunner(RunnerDrift):
-    """Its reward is the add-on, and its extras tell the old one."""
-
-    def step(self, actions: Tensor) -> Any:
-        observations, rewards, dones, extras = super().step(actions)
-        return observations, extras["addon"], dones, extras | {"basic_reward": 0.0 * rewards + 2.0}
-
-
-def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
-    started = runner(algorithm=residual(PRIOR, keep=0.9), env=TellingRunner())
-    started.learn(1)
-    assert started.alg.steering.kept_limit == "basic_reward>=1.8"
-
-
-class Costly(Drift):
-    """Its info tells a part of its reward, as Gymnasium's robots do."""
-
-    def step(self, action: Any) -> Any:
-        *found, info = super().step(action)
-        return *found, info | {"reward_ctrl": -1.0}
-
-
-def test_a_limit_on_a_part_of_the_reward_is_logged_by_its_name() -> None:
-    env = DummyVecEnv([Costly] * 4)
-    model = InSb3(env=env, limits="reward_ctrl>=-0.5").started.learn(32, log_interval=None)
-    logged = model.logger.name_to_value
-    assert logged["limit/reward_ctrl>=-0.5"] == -1.0
-    assert {"multiplier/reward_ctrl>=-0.5", "residual/task", "residual/prior_kl"} <= logged.keys()
-
-
 class Wished(Drift):
-    """Its info tells an add-on, and no episode ends early."""
+    """Its info tells an add-on, and a part of its reward as Gymnasium's robots do; no episode ends early."""
 
     def step(self, action: Any) -> Any:
         observation, *_, info = super().step(action)
-        return observation, 2.0, False, self.time >= 9, info | {"addon_reward": -float(np.square(action).sum())}
+        info |= {"addon_reward": -float(np.square(action).sum()), "reward_ctrl": -1.0}
+        return observation, 2.0, False, self.time >= 9, info
 
 
-def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
+def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward_and_limits_are_logged_by_name() -> None:
     env = DummyVecEnv([lambda: Unclipped(TaskReward(Wished(), weights(0.3, 0.2)))] * 4)
-    started = InSb3(**told(InSb3, limits="basic_reward<=3", env=env, keep=0.9)).started.learn(64)
-    assert list(started.steering.all_limits) == ["basic_reward<=3", "basic_reward>=1.8"]
-    assert list(started.steering.priced_limits) == ["basic_reward<=3"]
+    limits = ["basic_reward<=3", "reward_ctrl>=-0.5"]
+    started = InSb3(**told(InSb3, limits=limits, env=env, keep=0.9)).started.learn(64, log_interval=None)
+    assert list(started.steering.all_limits) == [*limits, "basic_reward>=1.8"]
+    assert list(started.steering.priced_limits) == limits
+    logged = started.logger.name_to_value
+    assert logged["limit/reward_ctrl>=-0.5"] == -1.0
+    assert {"multiplier/reward_ctrl>=-0.5", "residual/task", "residual/prior_kl"} <= logged.keys()
     assert started.method.curves["limit_basic_reward>=1.8"] == [2.0]
     assert started.method.curves["reward_task"][0] < 0.0
     with pytest.raises(UsageError, match="basic_reward>=1 and basic_reward>=1.8 name the same side twice"):
@@ -311,13 +281,10 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
         InSb3(env=DummyVecEnv([Untold] * 4), keep=0.9).learn(1)
 
 
-def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
+@pytest.mark.usefixtures("_short_episodes")
+def test_the_table_at_the_end_says_whether_a_limit_holds() -> None:
     started = InRslRl(**told(InRslRl, limits=["basic_reward<=5"])).started
     assert "with the mean action limit basic_reward<=5 holds (−" in started.alg.verdict()
-    said = InSb3(**told(InSb3, limits="far<=0.001")).started.verdict()
-    assert "far<=0.001 " in said
-    assert "limit far<=0.001 is broken by " in said
     said = InSb3(**told(InSb3, keep=0.9)).started.verdict()
     assert "limit" not in said, "the share that is to be kept is not measured yet"
 
@@ -343,11 +310,9 @@ def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
         followed(method, [torch.stack([torch.ones(STEPS, ENVS), torch.full((STEPS, ENVS), torch.nan)])])
 
 
-def test_the_verdict_tells_a_limit_by_sampled_actions_and_a_kept_share_by_the_mean_action(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("_short_episodes")
+def test_the_verdict_tells_a_limit_by_sampled_actions_and_a_kept_share_by_the_mean_action() -> None:
     """The mean action is near 0, and noise costs, so that the limit holds for the mean action alone."""
-    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
 
     class Loud(Unclipped):
         def step(self, action: Any) -> Any:

@@ -18,6 +18,7 @@ from repolicy.prepare.worth import WORTH_EPISODES
         (0.60, WORTH_EPISODES, True),  # 2.4 standard errors at the first look
         (0.45, 3 * WORTH_EPISODES, True),  # 1.8, then 2.5, then 3.1
         (0.36, MAX_WORTH_EPISODES, False),  # 1.4, then 2.0, then 2.5, then 2.9
+        (-0.60, WORTH_EPISODES, False),  # a negative worth is none
     ],
 )
 def test_after_the_first_look_a_worth_counts_at_three_standard_errors(

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from small import small_policy
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 from runner_envs import OURS, Drift
 from runners import runner
 from sb3_models import Drift as Sb3Drift
 from sb3_models import residual as sb3
 from sb3_models import trained
+from small import small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
@@ -251,11 +248,9 @@ def test_actions_that_a_policy_scales_itself_are_sent_as_in_training() -> None:
     assert acted_in.step(torch.tensor([[0.5, -1.0], [0.0, 0.25]])).addon.tolist() == [-(2.0**2 + 4.0**2), -1.0]
 
 
+@pytest.mark.usefixtures("_few_episodes")
 @pytest.mark.parametrize(("sees", "policy"), [("both", "MultiInputPolicy"), ("images", "CnnPolicy")])
-def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_learned(
-    sees: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.WORTH_EPISODES", 4)
+def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_learned(sees: str, policy: str) -> None:
     env = DummyVecEnv([partial(Sb3Drift, sees)] * 4)
     given: dict[str, Any] = {"env": env, "policy": policy, "prior": trained(env, policy), "omega": None, "alpha": None}
     assert sb3(**given).learn(1).steering.objective.states == 0
@@ -270,7 +265,7 @@ def test_states_of_short_episodes_are_refused_in_the_words_of_a_host() -> None:
 
 def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
     """Episodes of the length from which on the default learns states."""
-    count = 4
+    count = 16
 
     class Wandering:
         """Episodes of 100 steps, in which each state is drawn anew."""

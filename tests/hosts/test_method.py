@@ -1,6 +1,5 @@
 """What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from small import Far
 from torch import nn
 
-from repolicy.hosts.measuring import HostEpisodes, PriorEpisodes
 from repolicy.hosts.method import HostRollout, Method, accelerate_std, episode_ages
 from repolicy.hosts.steering import DEFAULT_WARMUP, WARMUP_EXPLAINED_VARIANCE, Steering
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
@@ -159,8 +157,7 @@ def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
 def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
     """Adam's steps go by the gradient's sign, so a group's learning rate is how far they go."""
     generator = torch.Generator().manual_seed(0)
-    quick, alone, rest = (torch.nn.Parameter(torch.zeros(3)) for _ in range(3))
-    others = torch.nn.Parameter(torch.zeros(3))
+    quick, others, alone, rest = (torch.nn.Parameter(torch.zeros(3)) for _ in range(4))
     together = torch.optim.Adam([quick, others], lr=1e-2)
     apart = torch.optim.Adam([{"params": [alone], "lr": 1e-2 * STD_SPEED}, {"params": [rest]}], lr=1e-2)
     accelerate_std(together, quick, STD_SPEED_MIN_SAMPLES)
@@ -172,23 +169,6 @@ def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
         apart.step()
     torch.testing.assert_close(quick, alone)
     torch.testing.assert_close(others, rest, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("gap", "count"), [(9.0, 32), (-9.0, 32), (0.5, 128)])
-def test_a_worth_that_is_left_open_is_sought_for_longer(
-    gap: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mean action earns `gap` more than sampled ones, in returns whose std is 6; a negative worth is none."""
-
-    def sixteen(envs: Any, actor: Any, sample: bool) -> HostEpisodes:
-        basic, none = torch.linspace(-10.0, 10.0, 16).double() + (0.0 if sample else gap), torch.zeros(16)
-        return HostEpisodes(basic, none, none, torch.full((16,), 5.0), torch.ones(16), torch.zeros(0, 16), none)
-
-    monkeypatch.setattr("repolicy.hosts.measuring.run_episodes", sixteen)
-    found = PriorEpisodes(SimpleNamespace(count=16, wish_weight=1.0), None).worths()
-    assert found.basic.episodes == count
-    assert found.basic.value == pytest.approx(gap / 10.0)
-    assert [worth.is_known for worth in found.measured] == [gap == 9.0, False]
 
 
 class AsFarAsTold(Far):

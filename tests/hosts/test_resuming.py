@@ -1,5 +1,7 @@
 """Each usual cause of a training that broke when it was resumed, built on purpose and found."""
 
+import copy
+import functools
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 from runners import collected, residual, runner, small_policy
 from sb3_models import envs, model, trained
 from stable_baselines3.common.vec_env import VecNormalize
@@ -23,14 +22,26 @@ from repolicy.policies.file import SavedPolicy
 Change = Callable[[dict[str, Any]], Any]
 
 
-def saved(path: Path, change: Change = lambda checkpoint: None) -> Path:
-    """A checkpoint of rsl_rl after two iterations, changed."""
+@functools.cache
+def whole() -> dict[str, Any]:
+    """A checkpoint of rsl_rl after two iterations."""
     started = runner()
     started.learn(2)
-    checkpoint = started.alg.save() | {"iter": 2}
-    change(checkpoint)
+    return started.alg.save() | {"iter": 2}
+
+
+def saved(path: Path, *changes: Change) -> Path:
+    """The checkpoint, changed."""
+    checkpoint = copy.deepcopy(whole())
+    for change in changes:
+        change(checkpoint)
     torch.save(checkpoint, path)
     return path
+
+
+def found(now: Path, before: Path | None = None) -> list[str]:
+    """The causes in one file beside another."""
+    return causes(read_checkpoint(now), before and read_checkpoint(before))
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -75,13 +86,8 @@ def filled(name: str, number: float) -> Change:
     ],
 )
 def test_each_cause_is_found_and_no_other(cause: Change, sentence: str, tmp_path: Path) -> None:
-    def both(checkpoint: dict[str, Any]) -> None:
-        gone_on(checkpoint)
-        cause(checkpoint)
-
-    before = read_checkpoint(saved(tmp_path / "before.pt"))
-    [found] = causes(read_checkpoint(saved(tmp_path / "now.pt", both)), before)
-    assert found.startswith(sentence)
+    [only] = found(saved(tmp_path / "now.pt", gone_on, cause), saved(tmp_path / "before.pt"))
+    assert only.startswith(sentence)
 
 
 def as_version_2(checkpoint: dict[str, Any]) -> None:
@@ -101,38 +107,24 @@ def as_version_3(checkpoint: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("layout", [as_version_2, as_version_3])
 def test_statistics_of_older_checkpoints_are_the_actor_s(layout: Change, tmp_path: Path) -> None:
-    def saved_as(name: str, change: Change) -> Path:
-        def both(checkpoint: dict[str, Any]) -> None:
-            gone_on(checkpoint)
-            change(checkpoint)
-            layout(checkpoint)
-
-        return saved(tmp_path / name, both)
-
-    before = read_checkpoint(saved(tmp_path / "before.pt", layout))
-    assert causes(read_checkpoint(saved_as("good.pt", lambda checkpoint: None)), before) == []
-    moved = read_checkpoint(saved_as("moved.pt", filled("obs_normalizer._mean", 2.0)))
-    [found] = causes(moved, before)
-    assert found.startswith("the statistics of observations moved")
+    before = saved(tmp_path / "before.pt", layout)
+    assert found(saved(tmp_path / "good.pt", gone_on, layout), before) == []
+    [only] = found(saved(tmp_path / "moved.pt", gone_on, filled("obs_normalizer._mean", 2.0), layout), before)
+    assert only.startswith("the statistics of observations moved")
 
 
 def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: Path) -> None:
-    before, now = (saved(tmp_path / name) for name in ("before.pt", "now.pt"))
-    [found] = causes(read_checkpoint(now), read_checkpoint(before))
-    assert found.startswith("the critic is the one of before: where the reward is another")
-    assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
-
-    unseen = read_checkpoint(before)._replace(
-        statistics={"mean": np.zeros(3), "var": np.ones(3), "count": np.zeros(())}
-    )
-    assert causes(read_checkpoint(saved(now, gone_on))._replace(statistics=unseen.statistics), unseen) == []
-
-    def young(checkpoint: dict[str, Any]) -> None:
-        gone_on(checkpoint)
-        filled("obs_normalizer._mean", 2.0)(checkpoint)
+    def thrice_as_many(checkpoint: dict[str, Any]) -> None:
         checkpoint["actor_state_dict"]["obs_normalizer.count"] *= 3
 
-    assert causes(read_checkpoint(saved(now, young)), read_checkpoint(before)) == [], "of few observations it moves"
+    before, now = (saved(tmp_path / name) for name in ("before.pt", "now.pt"))
+    [only] = found(now, before)
+    assert only.startswith("the critic is the one of before: where the reward is another")
+    assert found(saved(now, gone_on), before) == []
+    nothing_seen = {"mean": np.zeros(3), "var": np.ones(3), "count": np.zeros(())}
+    assert causes(*(read_checkpoint(path)._replace(statistics=nothing_seen) for path in (now, before))) == []
+    moved = saved(now, gone_on, filled("obs_normalizer._mean", 2.0), thrice_as_many)
+    assert found(moved, before) == [], "of few observations it moves"
 
 
 def test_a_learning_rate_that_moves_by_itself_is_no_cause(tmp_path: Path) -> None:
@@ -144,8 +136,8 @@ def test_a_learning_rate_that_moves_by_itself_is_no_cause(tmp_path: Path) -> Non
         torch.save(started.alg.save(), tmp_path / "before.pt")
         rate_at_its_start(now := started.alg.save())
         torch.save(now, tmp_path / "now.pt")
-        found = causes(*(read_checkpoint(tmp_path / name) for name in ("now.pt", "before.pt")))
-        assert any("learning rate" in sentence for sentence in found) == is_cause
+        said = found(tmp_path / "now.pt", tmp_path / "before.pt")
+        assert any("learning rate" in sentence for sentence in said) == is_cause
     model(prior=trained(), critic_warmup=0).save(tmp_path / "ours.zip")
     assert read_checkpoint(tmp_path / "ours.zip").adapts
     trained().save(tmp_path / "theirs.zip")
@@ -171,7 +163,7 @@ def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path, settin
     (tmp_path / "params").mkdir()
     (tmp_path / "params/agent.yaml").write_text(f"algorithm:\n  {setting}\n")
     sentence = f"the entropy bonus is on ({bonus}), which widens a policy that was narrow: set it to 0"
-    assert causes(read_checkpoint(path)) == ([] if bonus is None else [sentence])
+    assert found(path) == ([] if bonus is None else [sentence])
 
 
 def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,9 +194,8 @@ def test_a_checkpoint_of_another_robot_is_one_sentence(tmp_path: Path) -> None:
             if "std" in name and "normalizer" not in name:
                 checkpoint["actor_state_dict"][name] = torch.ones(len(tensor) + 3)
 
-    now, before = (read_checkpoint(saved(tmp_path / f"{each.__name__}.pt", each)) for each in (gone_on, wider))
     with pytest.raises(UsageError, match="--before is of another robot"):
-        causes(now, before)
+        found(saved(tmp_path / "now.pt", gone_on), saved(tmp_path / "before.pt", wider))
 
 
 def test_of_a_folder_the_newest_checkpoint_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

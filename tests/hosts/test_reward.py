@@ -39,13 +39,19 @@ def rollout() -> tuple[torch.Tensor, ...]:
     return torch.randn(5, 6, 4), torch.randn(5, 6, 2), torch.randn(5, 6), torch.randn(5, 6)
 
 
-def test_tensors_and_arrays_give_the_objectives_reward() -> None:
+def test_tensors_and_arrays_give_the_objectives_reward_and_its_parts_are_told() -> None:
     prior, parts = policy(), rollout()
     observations, actions, rewards, log_policy = parts
-    expected = reformulated(residual(0.3, 0.2), rewards, prior.log_prob(observations, actions), log_policy).total
+    log_prior = prior.log_prob(observations, actions)
+    expected = reformulated(residual(0.3, 0.2), rewards, log_prior, log_policy).total
     reward = prior_reward(prior, 0.3, 0.2)
     copies = [part.clone() for part in parts]
     torch.testing.assert_close(reward(*parts), expected, rtol=0, atol=1e-6)
+    means = {
+        "task": rewards.mean(), "prior": 0.3 * log_prior.mean(), "entropy": -0.2 * log_policy.mean(), "states": 0.0,
+        "prior_kl": (log_policy - log_prior).mean(),
+    }  # fmt: skip
+    assert reward.parts == pytest.approx({name: float(mean) for name, mean in means.items()}, abs=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(parts, copies, strict=True)), "it changes nothing"
     arrays = [part.numpy() for part in parts]
     found = reward(*arrays)
@@ -53,17 +59,13 @@ def test_tensors_and_arrays_give_the_objectives_reward() -> None:
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
 
 
-def test_without_weights_rewards_stay_as_they_are() -> None:
-    *parts, log_policy = rollout()
-    assert prior_reward(policy(), 0.0, 0.0)(*parts, log_policy) is parts[2]
-
-
-def test_the_reward_has_no_gradient() -> None:
+def test_the_reward_has_no_gradient_and_without_weights_it_stays_as_it_is() -> None:
     observations, *parts = rollout()
+    assert prior_reward(policy(), 0.0, 0.0)(observations, *parts) is parts[1]
     parts = [part.requires_grad_() for part in parts]
-    for prior in (policy(), SimpleNamespace(log_prob=lambda observations, actions: actions.sum(-1))):
-        assert not prior_reward(prior, 0.3, 0.2)(observations, *parts).requires_grad
-    assert not prior_reward(policy(), 0.0, 0.0)(observations, *parts).requires_grad
+    scoring = SimpleNamespace(log_prob=lambda observations, actions: actions.sum(-1))
+    for reward in (prior_reward(policy(), 0.3, 0.2), prior_reward(scoring, 0.3, 0.2), prior_reward(policy(), 0.0, 0.0)):
+        assert not reward(observations, *parts).requires_grad
 
 
 @pytest.mark.parametrize("as_arrays", [False, True])
@@ -77,18 +79,6 @@ def test_what_is_not_finite_is_no_reward(which: int, said: str, as_arrays: bool)
     reward = prior_reward(policy(), 0.3, 0.2, states=0.5, visited=torch.randn(9_000, 4))
     with pytest.raises(NumericError, match=f"the {said} is not finite"):
         reward(*(part.numpy() if as_arrays else part for part in parts))
-
-
-def test_the_parts_of_the_last_rollout_are_told() -> None:
-    prior, parts = policy(), rollout()
-    reward = prior_reward(prior, 0.3, 0.2)
-    reward(*parts)
-    log_prior = prior.log_prob(*parts[:2])
-    expected = {
-        "task": parts[2].mean(), "prior": 0.3 * log_prior.mean(), "entropy": -0.2 * parts[3].mean(), "states": 0.0,
-        "prior_kl": (parts[3] - log_prior).mean(),
-    }  # fmt: skip
-    assert reward.parts == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-5)
 
 
 def test_a_budget_moves_both_weights_after_a_rollout() -> None:

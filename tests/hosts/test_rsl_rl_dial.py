@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from small import small_policy
-
-pytest.importorskip("rsl_rl")
 import runners
+import torch
 from runner_envs import OURS, Drift
 from runners import collected
+from small import same, small_policy
 
 from repolicy import Policy, load_policy
 from repolicy.errors import UsageError
@@ -89,8 +87,8 @@ def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_
     torch.testing.assert_close(*left, rtol=1e-4, atol=1e-4)
 
 
-def test_the_verdict_says_which_weight_it_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
+@pytest.mark.usefixtures("_few_episodes")
+def test_the_verdict_says_which_weight_it_is_on(tmp_path: Path) -> None:
     started = runner(Range(0.1, 10.0))
     assert started.alg.verdict().startswith("at omega 1, the middle of the range:\nprior with the mean")
     started.save(str(tmp_path / "model_0.pt"))
@@ -150,7 +148,7 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path, omega: Any) -> None:
         torch.manual_seed(2)
         each.learn(2)
     for one, other in ((whole.alg.actor, parted.alg.actor), (whole.alg.critic, parted.alg.critic)):
-        assert all(torch.equal(one.state_dict()[name], part) for name, part in other.state_dict().items())
+        assert same(one.state_dict().values(), other.state_dict().values())
 
 
 def test_yaml_writes_a_range_as_a_word_and_alpha_is_a_third_of_its_low_end(capsys: Any) -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("rsl_rl")
 from runner_envs import ACTIONS, OURS, SIZE
-from runners import POLICY_ACTOR, checkpoint, residual, runner, small_policy
+from runners import POLICY_ACTOR, checkpoint, log_prob_of, residual, runner, small_policy
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
@@ -22,9 +20,7 @@ def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None
     actor = runner(distribution={"std_type": std_type}).alg.actor
     from_repolicy(policy, actor)
     observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
-    with torch.no_grad():
-        actor({"policy": observations}, stochastic_output=True)
-        found = actor.get_output_log_prob(actions)
+    found = log_prob_of(actor, observations, actions)
     torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
     back, far = to_repolicy(actor), 100.0 * observations
     torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
@@ -36,10 +32,7 @@ def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None
 def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
     actor = runner(distribution={"std_type": std_type, "std_range": [0.6, 2.0]}).alg.actor
     observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
-    with torch.no_grad():
-        actor({"policy": observations}, stochastic_output=True)
-        found = actor.get_output_log_prob(actions)
-    back = to_repolicy(actor)
+    back, found = to_repolicy(actor), log_prob_of(actor, observations, actions)
     torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
     from_repolicy(back, actor)  # at the bound, and so not beyond it
 
@@ -56,13 +49,11 @@ def test_a_checkpoint_of_rsl_rl_4_is_a_prior(network: str, std_type: str, tmp_pa
     }
     torch.save(saved | {"iter": 0, "infos": None}, tmp_path / "model_0.pt")
     ours = runner(network, residual(str(tmp_path / "model_0.pt")), seed=1, distribution={"std_type": std_type}).alg
-    observations, actions = {"policy": torch.randn(40, SIZE)}, torch.randn(40, ACTIONS)
+    observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
+    wanted = log_prob_of(trained.alg.actor, observations, actions)
     with torch.no_grad():
-        trained.alg.actor(observations, stochastic_output=True)
-        wanted = trained.alg.actor.get_output_log_prob(actions)
-        torch.testing.assert_close(ours.prior.score_batch(observations, actions)[0], wanted)
-        ours.actor(observations, stochastic_output=True)
-        torch.testing.assert_close(ours.actor.get_output_log_prob(actions), wanted)
+        torch.testing.assert_close(ours.prior.score_batch({"policy": observations}, actions)[0], wanted)
+    torch.testing.assert_close(log_prob_of(ours.actor, observations, actions), wanted)
 
 
 def test_a_std_that_the_actor_would_cut_is_refused() -> None:
@@ -110,6 +101,7 @@ def test_a_checkpoint_does_not_say_which_wishes_its_environment_paid(tmp_path: P
     assert (facts["objective"], facts["add-ons"]) == ("unknown", "unknown")
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_an_actor_of_images_alone_is_measured_and_compared(tmp_path: Path) -> None:
     sees = {"obs_groups": {"actor": ["camera"], "critic": ["policy", "camera"]}, "actor": {"obs_normalization": False}}
     runner("cnn", **sees).save(str(tmp_path / "prior.pt"))

@@ -10,10 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
-from small import small_policy
+from small import same, small_policy
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -34,10 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch 
 
 def weights(of: Any) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in of.policy.state_dict().values()]
-
-
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # Equal to the host ----------------------------------------------------------------------------------------------------
@@ -146,12 +140,13 @@ def test_of_such_a_prior_s_file_it_is_said_what_begins_elsewhere(
 
 def test_a_verdict_needs_an_environment(tmp_path: Path) -> None:
     residual(prior=small_policy()).save(tmp_path / "model.zip")
-    with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
-        ResidualPPO.load(tmp_path / "model.zip").verdict()
-    with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
-        ResidualPPO.load(tmp_path / "model.zip").learn(32)
+    model = ResidualPPO.load(tmp_path / "model.zip")
+    for ask in (model.verdict, lambda: model.learn(32)):
+        with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
+            ask()
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_a_verdict_of_switches_in_the_warmup_says_what_the_actor_waits_for() -> None:
     env, waits = DummyVecEnv([lambda: Drift(acts="switches")] * 4), "the actor has only waited for the critic so far"
     ours = residual(env=env, prior=trained(env), critic_warmup=2).learn(64)
@@ -159,6 +154,7 @@ def test_a_verdict_of_switches_in_the_warmup_says_what_the_actor_waits_for() -> 
     assert waits not in ours.learn(32).verdict()
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_a_model_goes_on_after_a_verdict_between_two_rollouts() -> None:
     class Verdicts(BaseCallback):
         def _on_step(self) -> bool:
@@ -192,20 +188,18 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> No
     prior = trained() if kind == "theirs" else small_policy()
     ours = residual(prior=prior, critic_warmup=2)
     observations, actions = torch.randn(20, 3), torch.randn(20, 2)
-    with torch.no_grad():
-        start = ours.policy.get_distribution(observations).log_prob(actions)
-        expected = (
-            prior.log_prob(observations, actions)
-            if kind == "ours"
-            else prior.policy.get_distribution(observations).log_prob(actions)
-        )
+
+    @torch.no_grad()
+    def log_prob(of: Any) -> torch.Tensor:
+        return of.policy.get_distribution(observations).log_prob(actions)
+
+    start = log_prob(ours)
+    expected = prior.log_prob(observations, actions) if kind == "ours" else log_prob(prior)
     torch.testing.assert_close(start, expected, rtol=1e-5, atol=1e-5)
     critic = ours.policy.value_net.weight.clone()
     for iterations, still in ((2, True), (1, False)):
         ours.learn(32 * iterations, reset_num_timesteps=False)
-        with torch.no_grad():
-            now = ours.policy.get_distribution(observations).log_prob(actions)
-        assert torch.equal(now, start) == still
+        assert torch.equal(log_prob(ours), start) == still
     assert not torch.equal(ours.policy.value_net.weight, critic)
     if kind == "theirs":
         assert not torch.equal(critic, prior.policy.value_net.weight), "the critic starts fresh"
@@ -299,20 +293,19 @@ def test_wrong_settings_are_one_sentence(change: dict[str, Any], sentence: str) 
         residual(**{"prior": small_policy()} | change)
 
 
-def test_rewards_on_a_moving_scale_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"):
-        residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy())
-    with pytest.raises(UsageError, match="wrapped in NormalizeReward"):
-        residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
-    with pytest.raises(UsageError, match=r"statistics of observations move, .* set training = False"):
-        residual(env=VecNormalize(DummyVecEnv([Drift]), norm_reward=False), prior=small_policy())
-    with pytest.raises(UsageError, match="statistics of observations move"):
-        residual(env=gymnasium.wrappers.NormalizeObservation(Drift()), prior=small_policy())
-    still = VecNormalize(DummyVecEnv([Drift]), norm_reward=False, training=False)
-    with pytest.raises(UsageError, match="VecNormalize changes what the actor sees"):
-        residual(env=still, prior=small_policy())
-    model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
-    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"):
+def test_rewards_and_observations_on_a_moving_scale_are_refused() -> None:
+    moves = r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"
+    for env, said in (
+        (VecNormalize(envs()), moves),
+        (gymnasium.wrappers.NormalizeReward(Drift()), "wrapped in NormalizeReward"),
+        (VecNormalize(envs(), norm_reward=False), "statistics of observations move, .* set training = False"),
+        (gymnasium.wrappers.NormalizeObservation(Drift()), "statistics of observations move"),
+        (VecNormalize(envs(), norm_reward=False, training=False), "VecNormalize changes what the actor sees"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            residual(env=env, prior=small_policy())
+    model(env=VecNormalize(envs()), omega=0.0, alpha=0.0)  # their own PPO does not mind
+    with pytest.raises(UsageError, match=moves):
         residual(prior=small_policy()).set_env(VecNormalize(envs()))
 
 
@@ -330,13 +323,14 @@ def test_choices_that_do_not_begin_at_0_are_refused(own: bool) -> None:
 def test_statistics_that_begin_to_move_are_noticed() -> None:
     still = VecNormalize(envs(), norm_reward=False, training=False)
     ours = residual(env=still, prior=small_policy(), copy_prior=False).learn(32)
-    before = [tensor.clone() for tensor in weights(ours)]
+    before = weights(ours)
     still.training = True
     with pytest.raises(UsageError, match="statistics of observations move"):
         ours.learn(32)
     assert same(before, weights(ours))
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_in_a_verdict_the_policy_sees_what_it_learnt_from_and_its_prior_raw_numbers() -> None:
     still = VecNormalize(envs(), norm_reward=False, training=False)
     still.obs_rms.mean[:], still.obs_rms.var[:] = 15.0, 4.0

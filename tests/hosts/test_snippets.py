@@ -23,6 +23,7 @@ def pendulum_prior() -> Policy:
     return Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(8,)))
 
 
+@pytest.mark.usefixtures("_few_episodes")
 def test_rsl_rls_settings_are_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rsl_rl")
     from runners import runner

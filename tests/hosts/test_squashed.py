@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from runner_envs import Drift as RunnerDrift
-from runners import POLICY_ACTOR, collected, residual, runner
+from runners import POLICY_ACTOR, collected, log_prob_of, residual, runner
 from sb3_models import Drift, rollout
 from sb3_models import residual as sb3
 from shaken import shaken
@@ -81,6 +81,8 @@ def test_rsl_rl_pays_by_torchs_own_densities() -> None:
     cut = at_limits.abs() > 1e-3
     assert int(cut.sum()) < 10  # rsl_rl adds a value where a time limit cut
     assert float(at_limits[~cut].detach().abs().max()) < 1e-4
+    started.alg.update()
+    assert torch.equal(started.alg.actor.obs_normalizer._mean.flatten(), prior.normalizer.mean.float())
 
 
 def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> None:
@@ -146,9 +148,9 @@ def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, fa
     started = runner(algorithm=residual(prior), env=env, actor=POLICY_ACTOR)
     actor, gaussian = started.alg.get_policy(), as_gaussian(prior)
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    wanted = gaussian.log_prob(observations, actions)
+    torch.testing.assert_close(log_prob_of(actor, observations, actions), wanted)
     with torch.no_grad():
-        actor({"policy": observations}, stochastic_output=True)
-        torch.testing.assert_close(actor.get_output_log_prob(actions), gaussian.log_prob(observations, actions))
         started.export_policy_to_jit(str(tmp_path))
         graph = torch.jit.load(tmp_path / "policy.pt")
         graph.reset()

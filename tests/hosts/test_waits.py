@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from small import small_policy
-from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-
-pytest.importorskip("rsl_rl")
-pytest.importorskip("stable_baselines3")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import OURS, Drift, settings
 from runners import runner
 from sb3_models import residual as sb3
+from small import small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from two_processes import Push
 
 from repolicy.hosts.method import HostRollout

@@ -26,7 +26,7 @@ def main(rank: int, meeting: str) -> str:
     measured = {"prior": small_policy(hidden=(16, 16)), "addon": "addon", "keep": 0.9}  # by the first rank alone
     config = settings(algorithm={"class_name": OURS, "critic_warmup": 1} | measured)
     config["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
-    env = Drift(seed=rank)
+    env = Drift(count=32, seed=rank)
     torch.manual_seed(rank)
     algorithm = ResidualPPO.construct_algorithm(env.get_observations(), env, config, "cpu")
     algorithm.broadcast_parameters()
