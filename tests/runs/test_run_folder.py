@@ -115,17 +115,20 @@ def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> 
     assert folder.begin(REQUEST, {}, resume=True) == []
 
 
-@pytest.mark.parametrize("same_moment", [False, True])
-def test_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_moment: bool) -> None:
+@pytest.mark.parametrize("there_before", [False, True])
+def test_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool) -> None:
+    """Also where no lock was there before another run made it at the same moment."""
     folder = RunFolder(tmp_path / "run")
+    if there_before:
+        folder.path.mkdir()
     with folder.locked():
-        if same_moment:  # no lock was there before the other run made it
-            monkeypatch.setattr(os.path, "lexists", lambda path: False)
+        monkeypatch.setattr(os.path, "lexists", lambda path: False)
         with pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
             RunFolder(tmp_path / "run").locked().__enter__()
-        assert (tmp_path / "run" / ".lock").exists()
+        assert (folder.path / ".lock").exists()
     with folder.locked():
         pass  # it is free again
+    assert folder.path.exists() == there_before
 
 
 def test_a_folder_that_is_a_file_and_a_disk_without_locks_are_named(
