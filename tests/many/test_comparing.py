@@ -71,12 +71,11 @@ def test_a_loss_beyond_the_margin_may_be_as_large_as_the_return_and_the_margin()
     assert [judge(np.ones(count), np.full(count, 0.9)).verdict for count in (95, 96)] == ["cannot tell", "worse"]
 
 
-@pytest.mark.parametrize(("sign", "shown"), [(1.0, "below −"), (-1.0, "above +")])
-def test_an_interval_may_have_one_end(sign: float, shown: str) -> None:
+def test_an_interval_may_have_one_end() -> None:
     random = np.random.default_rng(0)
-    row = judge(sign * random.normal(100.0, 1.0, 40), sign * random.normal(10.0, 5.0, 40))
-    assert sign * (row.new - row.old) < 0
-    assert any(cell.startswith(shown) for cell in row.cells)
+    old, new = random.normal(100.0, 1.0, 40), random.normal(10.0, 5.0, 40)
+    for row, shown in ((judge(old, new), "below −"), (judge(-old, -new), "above +")):
+        assert any(cell.startswith(shown) for cell in row.cells)
 
 
 def test_early_ends_decide_nothing_and_their_bound_is_one() -> None:
@@ -103,16 +102,10 @@ def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
     assert found.verdict == "cannot tell"
 
 
-@pytest.mark.parametrize(
-    ("given", "margin"),
-    [
-        ("5%", Margin(0.05, True)), ("2.5 %", Margin(0.025, True)), ("0.0001%", Margin(1e-6, True)),
-        (100, Margin(100.0, False)),
-    ],
-)  # fmt: skip
-def test_margins(given: str | float, margin: Margin) -> None:
-    assert Margin.parse(given) == margin
-    assert Margin.parse(str(margin)) == margin
+def test_margins() -> None:
+    for text, share in (("5%", 0.05), ("2.5 %", 0.025), ("0.0001%", 1e-6)):
+        assert Margin.parse(text) == Margin.parse(str(Margin.parse(text))) == Margin(share, True)
+    assert Margin.parse(100) == Margin.parse(str(Margin.parse(100))) == Margin(100.0, False)
 
 
 # Policies -------------------------------------------------------------------------------------------------------------
@@ -140,25 +133,19 @@ def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool)
 
 
 def test_so_few_episodes_that_equal_policies_cannot_be_told_are_called_so() -> None:
-    few, more = (
-        compare(GOOD, GOOD, QUADRATIC, margin, episodes=episodes) for margin, episodes in (("5%", 5), (1e3, 92))
-    )
+    few, more = (compare(GOOD, GOOD, QUADRATIC, each, episodes=count) for each, count in (("5%", 5), (1e3, 92)))
     taken = few.equal_episodes
     assert taken > 92  # as many as equal episodes take
-    assert few.sentences()[2:] == [
-        f"--episodes may be too low: two equal policies take about {taken}, clear differences fewer"
-    ]
-    assert not more.sentences()[2:]
+    told = f"--episodes may be too low: two equal policies take about {taken}, clear differences fewer"
+    assert (few.sentences()[2:], more.sentences()[2:]) == ([told], [])
     assert ["wrong with a probability" in found.sentences()[1] for found in (few, more)] == [False, True]
 
 
 def test_how_many_episodes_equal_policies_take_is_foreseen_from_their_spread() -> None:
     returns = np.random.default_rng(0).normal(100.0, 30.0, 400)
     taken = judge(returns, returns).equal_episodes
-    assert [judge(returns[:last], returns[:last]).verdict for last in (taken - 1, taken)] == [
-        "cannot tell",
-        "not worse",
-    ]
+    before, after = (judge(returns[:last], returns[:last]).verdict for last in (taken - 1, taken))
+    assert (before, after) == ("cannot tell", "not worse")
     for known in (25, 50, 75, 100):
         assert judge(returns[:known], returns[:known]).equal_episodes == pytest.approx(taken, rel=0.1)
 
@@ -217,9 +204,8 @@ def test_without_a_reward_a_wish_decides_alone() -> None:
 
 
 def test_a_reward_that_is_lost_in_some_episodes_is_no_verdict_by_the_wish_alone() -> None:
-    with pytest.raises(
-        NumericError, match="the basic reward is not finite in .* of the old policy's 25 episodes and .*new"
-    ):
+    said = "the basic reward is not finite in .* of the old policy's 25 episodes and .*new"
+    with pytest.raises(NumericError, match=said):
         compare(GOOD, BAD, tiny("SometimesWithoutReward"), addon=stay_near)
 
 
@@ -232,10 +218,10 @@ def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
 @pytest.mark.parametrize("margin", ["5%", 0.1])
 def test_a_reward_that_is_always_0_decides_nothing_beside_another(margin: str | float) -> None:
     """Nothing shows how much of it an episode can lose."""
-    found = compare(GOOD, GOOD, QUADRATIC, margin, addon=constant, episodes=100)
+    found = compare(GOOD, GOOD, QUADRATIC, margin, addon=constant, episodes=25)
     assert [row.name for row in found.deciding_rows] == ["basic_reward"]
     assert next(row.cells[1] for row in found.rows["mean"] if row.name == "addon_reward") == "–"
-    alone = compare(GOOD, GOOD, tiny("WithoutReward"), margin, addon=constant, episodes=50)
+    alone = compare(GOOD, GOOD, tiny("WithoutReward"), margin, addon=constant, episodes=25)
     assert alone.verdict == "cannot tell"
     assert "add-on reward is 0 in every episode, and nothing else decides" in alone.sentences()[-1]
 
@@ -297,12 +283,9 @@ def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environmen
         assert open_policies(*files, None, None, None, False)[1] == "Pendulum-v1?observe=state"
 
 
-def test_a_runs_result_is_no_policy_and_its_folder_is() -> None:
+def test_a_runs_result_is_no_policy_and_two_objects_need_an_environment() -> None:
     with pytest.raises(UsageError, match=r"^the new policy is a Result, and no policy; take its .folder"):
         compare("hopper", Result(Path("run"), 0, True, {}))  # type: ignore[arg-type]
-
-
-def test_two_objects_need_an_environment() -> None:
     with pytest.raises(UsageError, match="name one: compare"):
         compare(GOOD, BAD)
 

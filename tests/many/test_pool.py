@@ -83,14 +83,17 @@ def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -
     assert [pool.started.count(name) for name in found] == [2, 2, MAX_ATTEMPTS, 1]
 
 
-def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
-    program = "import os, pathlib; p = pathlib.Path('begun'); p.exists() or (p.touch(), os.kill(os.getpid(), 9))"
-    job = Job(
-        "dies", (sys.executable, "-S", "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"), tmp_path / "log"
-    )
-    found: list[str] = []
+def errors_of(job: Job) -> list[str]:
+    """What a job's ends say, in a process of its own."""
+    found = list[str]()
     run_jobs([job], LocalProcess, 1, on_end=lambda job, error: found.append(error), pause=0.01)
-    assert found == [""]
+    return found
+
+
+def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
+    code = f"import os, pathlib; p = pathlib.Path({str(tmp_path / 'begun')!r})\n"
+    code += "p.exists() or (p.touch(), os.kill(os.getpid(), 9))"
+    assert errors_of(Job("dies", (sys.executable, "-S", "-c", code), tmp_path / "log")) == [""]
     assert (tmp_path / "begun").exists()
 
 
@@ -99,9 +102,7 @@ def test_a_job_imports_what_its_pool_can(tmp_path: Path, monkeypatch: pytest.Mon
     Path(tmp_path, "elsewhere", "only_of_a_notebook.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     job = Job("imports", (sys.executable, "-P", "-c", "import only_of_a_notebook"), tmp_path / "log")
-    found: list[str] = []
-    run_jobs([job], LocalProcess, 1, on_end=lambda job, error: found.append(error), pause=0.01)
-    assert found == [""]
+    assert errors_of(job) == [""]
     assert _run_in_ray(job.program, str(job.log), str(tmp_path), child_environment()["PYTHONPATH"]) == 0
 
 
@@ -177,7 +178,7 @@ def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
     assert job.poll() is not None
 
 
-def test_an_address_that_does_not_answer_is_a_sentence() -> None:
+def test_an_address_that_does_not_answer_or_is_none_is_a_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there
         port = taken.getsockname()[1]
@@ -186,17 +187,11 @@ def test_an_address_that_does_not_answer_is_a_sentence() -> None:
                 check_ray_address(address)
         taken.listen()
         check_ray_address(f"127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("address", ["nonsense", "host:port"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match="must be HOST:PORT"):
-        check_ray_address(address)
-
-
-def test_without_an_address_ray_starts_here() -> None:
-    for address in (None, "auto", "local"):
-        check_ray_address(address)
+    for address in ("nonsense", "host:port"):
+        with pytest.raises(UsageError, match="must be HOST:PORT"):
+            check_ray_address(address)
+    for here in (None, "auto", "local"):
+        check_ray_address(here)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")

@@ -17,7 +17,7 @@ from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.files import write_bytes, write_json
 from repolicy.many.pool import Job
 from repolicy.many.sweep import sweep
-from repolicy.many.sweep_folder import SweepFolder, sorted_omegas
+from repolicy.many.sweep_folder import SweepFolder
 from repolicy.many.tradeoff import SweepResult
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
@@ -56,16 +56,15 @@ def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None
         sweep(policy, "none", [0.1])
 
 
-def test_values_come_in_order() -> None:
-    assert sorted_omegas([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
+def prior_file(folder: Path, **card: Any) -> Path:
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
+    save_policy(folder / "prior.safetensors", policy, {"request": {"env": "InvertedPendulum-v4"}} | card)
+    return folder / "prior.safetensors"
 
 
 @pytest.fixture
 def prior(tmp_path: Path) -> Path:
-    path = tmp_path / "prior.safetensors"
-    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
-    save_policy(path, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
-    return path
+    return prior_file(tmp_path)
 
 
 def refused(prior: Path, out: Path, resume: bool = False, alpha: Any = 0.01, **options: Any) -> None:
@@ -115,14 +114,11 @@ def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_wish_is_told_before_anything_slow(prior: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a sweep needs an add-on, the new requirement: --addon NAME"):
-        sweep(prior, (), [0.1], out=tmp_path / "out", say=lambda sentence: pytest.fail(sentence))
-
-
-def test_a_missing_ray_is_told_before_the_add_on_is_tried(
+def test_a_missing_wish_and_a_missing_ray_are_told_before_anything_slow(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UsageError, match="a sweep needs an add-on, the new requirement: --addon NAME"):
+        sweep(prior, (), [0.1], out=tmp_path / "out", say=lambda sentence: pytest.fail(sentence))
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("repolicy.many.sweep.try_addon", lambda *_: pytest.fail("tried"))
     with pytest.raises(UsageError, match="--ray needs the package ray: pip install"):
@@ -193,7 +189,7 @@ def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch
     path, wish = tmp_path / "prior.safetensors", [f"{__file__}:chosen"]
     save_policy(path, constant(-1.0), {})
     given: dict[str, Any] = {"env": tiny("Counter"), "episodes": 3}
-    swept = sweep(path, wish, [0.0, 0.25, 0.5], 0.1, tmp_path / "out", Settings(), states=0.0, **given)
+    swept = sweep(path, wish, [0.5, 0.0, 0.25], 0.1, tmp_path / "out", Settings(), states=0.0, **given)
     assert [point.omega for point in swept.points] == [0.0, 0.25, 0.5]
     given |= {"addon": wish, "prior": constant(-1.0), "seed": EVALUATION_SEED}
     for point, action in [(swept.prior, -1.0), *((point, point.omega) for point in swept.points)]:
@@ -215,9 +211,7 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
 ) -> None:
     """As a range of omega does, for the small values of both stand still without it."""
     card = {"nat_worth": {"value": 0.25, "error": 0.01, "episodes": 32}, "evaluation": {"evaluation_length": 1000.0}}
-    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
-    path, wish = tmp_path / "prior.safetensors", [QUIET]
-    save_policy(path, policy, {"request": {"env": "InvertedPendulum-v4"}} | card)
+    path, wish = prior_file(tmp_path, **card), [QUIET]
     with pytest.raises(RepolicyError, match="not today"):
         sweep(path, wish, [0.0, 0.3], None, tmp_path / "out", Settings(), states=states)
     assert [told(program, "--states") for program in started] == [price, price]

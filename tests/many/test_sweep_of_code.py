@@ -13,6 +13,7 @@ from repolicy.many.sweep import sweep
 from repolicy.many.sweep_folder import SweepFolder
 from repolicy.objective import residual
 from repolicy.policies.storage import read
+from repolicy.prepare import cloning
 from repolicy.readers.reading import Options
 
 ENV, SMALL = "InvertedPendulum-v4", {"steps": 512, "envs": 4, "n_steps": 64, "epochs": 1, "ranks": 1}
@@ -39,6 +40,7 @@ def test_each_point_is_the_run_that_customize_makes_alone(
 ) -> None:
     """It begins with the sweep's clone, which is the one that the run would fit, and is scored by the prior itself."""
     point_jobs_replaced(monkeypatch, lambda job: main(list(job.program[job.program.index("repolicy") + 1 :])))
+    monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
     reading, folder = Options(std=0.4), SweepFolder(tmp_path / "sweep")
     swept = sweep(PRIOR, WISH, [0.3], 0.1, folder.path, SMALL, states=0.0, env=ENV, reading=reading, episodes=2)
     of_point = capsys.readouterr().err

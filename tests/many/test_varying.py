@@ -73,10 +73,8 @@ def test_a_place_shows_what_is_worst_there_and_not_a_larger_loss_that_may_be_cha
         for one, other, rows in ((0.0, 0.0, [worse, chance]), (0.0, 1.0, [none]))
     ]
     around = VariedComparison(places)
-    assert [row[1:4] for row in around.table[1]] == [
-        ["worse", "basic reward", "100.0"],
-        ["better", "basic reward", "0.00"],
-    ]
+    rows = [row[1:4] for row in around.table[1]]
+    assert rows == [["worse", "basic reward", "100.0"], ["better", "basic reward", "0.00"]]
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
     assert "worse, −8.0%" in page
     assert "better, +3.00" in page  # of a mean of 0 there is no share
@@ -118,15 +116,11 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
         compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
 
 
-VALUES = {
-    "a=0..1": (0.0, 0.25, 0.5, 0.75, 1.0), "b=-2..2": (-2.0, -1.0, 0.0, 1.0, 2.0),
-    "c=0.1..0.5": (0.1, 0.2, 0.3, 0.4, 0.5), "d=50..100": (50.0, 62.0, 75.0, 88.0, 100.0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "values"), VALUES.items())
-def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
-    assert parse_variation(text) == (text[0], [*values])
+def test_values_of_an_option() -> None:
+    assert parse_variation("a=0..1") == ("a", [0.0, 0.25, 0.5, 0.75, 1.0])
+    assert parse_variation("b=-2..2") == ("b", [-2.0, -1.0, 0.0, 1.0, 2.0])
+    assert parse_variation("c=0.1..0.5") == ("c", [0.1, 0.2, 0.3, 0.4, 0.5])
+    assert parse_variation("d=50..100") == ("d", [50.0, 62.0, 75.0, 88.0, 100.0])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,6 @@ def test_what_cannot_be_varied_is_one_sentence(vary: list[str], said: str) -> No
 
 
 def test_an_option_that_the_name_sets_is_not_varied() -> None:
+    env = "HalfCheetah-v4?reset_noise_scale=0.2"
     with pytest.raises(UsageError, match="sets reset_noise_scale itself"):
-        compare_around(
-            "halfcheetah", "halfcheetah", "HalfCheetah-v4?reset_noise_scale=0.2", vary=["reset_noise_scale=0..1"]
-        )
+        compare_around("halfcheetah", "halfcheetah", env, vary=["reset_noise_scale=0..1"])

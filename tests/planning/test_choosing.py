@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -60,27 +61,20 @@ def paid(observations, actions, next_observations, info):
     return info["paid"]
 
 
-def test_a_choice_is_the_environments_own():
-    """As `predict` returns it, so that a loop of one's own can step with it."""
+def test_a_choice_is_the_environments_own_and_what_a_copy_raises_is_one_sentence(monkeypatch):
+    """A choice is as `predict` returns it, so that a loop of one's own can step with it."""
     policy = Policy(PolicySpec(1, ActionSpace("discrete", (2,), (5.0,)), "categorical", hidden=()))
-    search = Search(samples=30, horizon=2, temperature=0.1)
     score = Score(Addon((AddonTerm("paid", paid),)), 0.0, 0.0, 0.9, None, None)
+    search = Search(samples=30, horizon=2, temperature=0.1)
     made, env = Planner(policy, CopyModel(f"{__name__}:FromFive"), score, search), FromFive()
     seen, _ = env.reset(seed=0)
     made.watch(env)
     chosen = made.act(seen)
     assert (chosen, chosen.dtype, np.ndim(chosen)) == (6, np.int64, 0)
     env.step(chosen)
-
-
-def test_what_a_copy_raises_is_one_sentence(monkeypatch):
-    score = Score(Addon((AddonTerm("paid", paid),)), 0.5, 0.0, 0.9, None, None)
-    policy = Policy(PolicySpec(1, ActionSpace("discrete", (2,), (5.0,)), "categorical", hidden=()))
-    made = Planner(policy, CopyModel(f"{__name__}:FromFive"), score, Search(samples=30, horizon=2))
-    made.watch(FromFive())
     monkeypatch.setattr(FromFive, "step", lambda self, action: [][0])
     with pytest.raises(RepolicyError, match="environment .*FromFive' failed: IndexError"):
-        made.act(np.zeros(1))
+        made.act(seen)
 
 
 def test_how_long_a_step_lasts_is_not_made_up():
@@ -100,13 +94,16 @@ def test_environments_that_were_closed_are_planned_in_no_more():
 
 
 def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeypatch):
-    """One std beside the mode in each of six numbers costs half a nat each."""
+    """One std beside the mode in each of six numbers costs half a nat each. First steps count where all are first."""
     monkeypatch.setattr(asking, "STEPS", 10)
-    monkeypatch.setattr(asking, "SKIPPED_STEPS", 0)
     stray = frozen(prior)
     stray.network.biases[-1].data[:6] += prior.std
-    wish = evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
-    assert mean_reward(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
+    four, ten = (
+        evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=steps, seed=SEED).addon.mean() for steps in (4, 10)
+    )
+    for skipped, wish in ((4, (ten - four) / 6), (10, ten / 10)):
+        monkeypatch.setattr(asking, "SKIPPED_STEPS", skipped)
+        assert mean_reward(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
 
 
 def test_the_judge_asks_for_the_same_nats_of_a_squashed_prior(prior):
@@ -116,12 +113,6 @@ def test_the_judge_asks_for_the_same_nats_of_a_squashed_prior(prior):
     rollout = rollouts_in(squashed, CHEETAH, 0)[0]
     plain, after_tanh = (rewards_of(each, rollout, JUDGE) for each in (prior, squashed))
     assert after_tanh == pytest.approx(plain, rel=1e-4, abs=1e-4)
-
-
-def test_where_no_episode_is_long_the_judge_counts_all_steps(prior, monkeypatch):
-    monkeypatch.setattr(asking, "STEPS", 10)
-    alone = evaluate(prior, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
-    assert mean_reward(prior, prior, CHEETAH, JUDGE) == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("best", range(len(CANDIDATES)))
@@ -149,30 +140,24 @@ def very_long():
     return gymnasium.wrappers.TimeLimit(Endless(), 4_000)
 
 
-@pytest.mark.parametrize(("env", "envs", "steps"), [(tiny("Endless"), 64, 1_000), (f"{__file__}:very_long", 16, 4_000)])
+@pytest.mark.parametrize(("env", "envs", "steps"), [(tiny("Endless"), 64, 200), (f"{__file__}:very_long", 16, 800)])
 def test_the_priors_last_states_are_seen_too_where_episodes_are_long(monkeypatch, env, envs, steps):
     """In as many steps in all."""
-    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 20)
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
     policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=()))
     ages = np.concatenate([rollout.ages for rollout in rollouts_in(policy, env, 0)])
     assert ages.shape == (steps, envs)
     assert ages.max() == steps
 
 
-def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypatch):
-    """A cheetah never falls, a hopper whose actions are sampled does."""
-    monkeypatch.setattr("repolicy.planning.value.regression", lambda *_: lambda inputs: inputs)
-    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
-    hopper = read_policy(find_policy("hopper")).policy
-    for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
-        judge = replace(JUDGE, addon=combine_addons(["action_rate"]))
-        assert len(candidates(policy, rollouts_in(policy, env, 0), judge, 0)) == count
-
-
-def test_no_value_is_tried_where_it_is_ruled_out(prior, monkeypatch):
-    monkeypatch.setattr(asking, "mean_reward", lambda *_: 0.0)
+def test_a_value_is_tried_where_episodes_of_the_prior_end_early_and_it_is_not_ruled_out(prior, monkeypatch):
+    stands, falls = ([SimpleNamespace(terminated=np.array([False, ends]))] for ends in (False, True))
+    monkeypatch.setattr(asking, "fitted_value", lambda *_: len)
+    assert [len(candidates(prior, rollouts, JUDGE, 0)) for rollouts in (stands, falls)] == [2, 3]
+    monkeypatch.setattr(asking, "fitted_value", Mock(side_effect=UsageError("they are cut too soon")))
+    assert len(candidates(prior, falls, JUDGE, 0)) == 2
     monkeypatch.setattr(asking, "fitted_value", lambda *_: pytest.fail("a value was fitted"))
-    falls = [SimpleNamespace(terminated=np.ones(1, bool))]
+    monkeypatch.setattr(asking, "mean_reward", lambda *_: 0.0)
     best_of_trials(prior, CHEETAH, None, JUDGE, Search(samples=64), falls, False)
 
 
@@ -191,9 +176,10 @@ def test_an_end_at_a_goal_is_free_with_and_without_a_price_on_states(states, mon
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])
 def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
-    monkeypatch.setattr("repolicy.planning.asking.best_of_trials", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(asking, "best_of_trials", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(asking, "fitted_value", lambda *_: len)
     with_few_states(monkeypatch)
-    monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
+
     asked = {"omega": None, "states": None} | named
     made = plan("halfcheetah", "hind_leg=10", **asked, search=Search(samples=4))
     assert made.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
@@ -250,7 +236,6 @@ def test_its_file_is_a_policy_for_every_command(tmp_path, capsys):
     assert saved.card["labels"] == 128
     assert saved.prior is not None
     assert np.isfinite(repolicy.evaluate(out, episodes=1, longest=20).total).all()
-    main(["evaluate", str(out), "--episodes", "1"])
 
 
 def test_what_cannot_be_kept_is_refused_before_the_work(tmp_path, capsys):

@@ -298,7 +298,9 @@ def test_a_search_that_cannot_be_is_refused(search, why):
 def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     """The wish of linear–quadratic control is a quadratic of the state; log prior beside its mode is a number alone."""
     monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
-    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 8)
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
+    monkeypatch.setattr("repolicy.planning.value.NETWORKS", 2)
+
     discount, gain = 0.2, float(PRIOR.gain)
     score = Score(Addon((AddonTerm("wish", wish),)), OMEGA, 0.0, discount, None, None)
     prior = as_policy(PRIOR)

@@ -117,8 +117,9 @@ class Telling(LinearQuadratic):
 @pytest.fixture(scope="module")
 def model():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learned_model, "STEPS", 160)
+        patch.setattr(learned_model, "STEPS", 80)
         patch.setattr(learned_model, "EPOCHS", 30)
+
         patch.setattr(learned_model, "HIDDEN", (64, 64))
         patch.setattr(learned_model, "NETWORKS", 2)
         return LearnedModel(as_policy(PRIOR), env_name(Telling), seed=0)
@@ -170,9 +171,10 @@ def test_an_episode_that_is_long_is_simulated_to_its_end(monkeypatch):
 
 
 def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
-    monkeypatch.setattr(learned_model, "STEPS", 40)
-    monkeypatch.setattr(learned_model, "EPOCHS", 1)
+    for name, few in (("STEPS", 40), ("EPOCHS", 1), ("HIDDEN", (8,))):
+        monkeypatch.setattr(learned_model, name, few)
     search = Search(samples=4, horizon=2)
+
     made = plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=search, learned=True)
     save_planner(made, tmp_path / "plan")
     again = open_agent(tmp_path / "plan", Options(), trust=False)

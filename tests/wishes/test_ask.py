@@ -24,7 +24,7 @@ from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.filming import encode_film, render_pictures
 from repolicy.report.movie import Shot
-from repolicy.wishes import ask_page
+from repolicy.wishes import ask_page, preferences
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, learn_from_answers, read_answers
 
 PENDULUM = "Pendulum-v1"
@@ -38,9 +38,8 @@ def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
     pairs = pool(policy)
     assert len(pairs.seeds) == 40
     assert np.array_equal(pairs.observations[:, 0, 0], pairs.observations[:, 1, 0])
-    assert (pairs.after[:, 0] == pairs.after[:, 1]).all(
-        (1, 2)
-    ).mean() < 0.4  # at the bounds of the actions, both are one
+    are_one = (pairs.after[:, 0] == pairs.after[:, 1]).all((1, 2))  # at the bounds of the actions
+    assert are_one.mean() < 0.4
     assert np.array_equal(pairs.after[:, :, :-1], pairs.observations[:, :, 1:])
     assert {*pairs.starts} <= {0, 1, 2, 3, 4}
     assert len({*pairs.starts}) > 1
@@ -54,17 +53,12 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
     assert away.std() > 1.0  # twice a sample's
 
 
-@pytest.mark.parametrize(
-    ("env", "rate"),
-    [
-        ("CartpoleSwingup-v1", 30),
-        ("Go1JoystickFlatTerrain-v1", 50),
-        ("Hopper-v4", 125),
-        ("Hopper-v4?healthy_z_min=0.5", 125),
-    ],
-)
-def test_a_clip_shows_the_steps_of_its_seconds_as_a_film_does(env: str, rate: float) -> None:
-    assert ask_page.steps_a_second(env) == pytest.approx(rate)
+def test_a_clip_shows_the_steps_of_its_seconds_as_a_film_does() -> None:
+    for env, rate in (
+        ("CartpoleSwingup-v1", 30), ("Go1JoystickFlatTerrain-v1", 50),
+        ("Hopper-v4", 125), ("Hopper-v4?healthy_z_min=0.5", 125),
+    ):  # fmt: skip
+        assert ask_page.steps_a_second(env) == pytest.approx(rate), env
 
 
 def test_short_episodes_take_several_draws(policy: Path) -> None:
@@ -86,12 +80,16 @@ def test_what_was_played_gives_the_same_clip_again(policy: Path) -> None:
         assert np.array_equal(np.stack(seen)[-6:], pairs.after[p, side])
 
 
+def sums(pairs: Pairs, wish: str) -> np.ndarray:
+    """What the wish pays for both clips of each pair, [P, 2]."""
+    return combine_addons([wish]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
+
+
 def synthetic(pairs: Pairs, wish: str, where: Path) -> Path:
     """A person who wants this, and is never wrong."""
-    told = combine_addons([wish]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
     lines = [
         {"page": pairs.page, "pair": p, "answer": "left" if left > right else "right", "seconds": 1.0 + p}
-        for p, (left, right) in enumerate(told)
+        for p, (left, right) in enumerate(sums(pairs, wish))
     ]
     where.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return where
@@ -121,9 +119,7 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
     assert told["theta"]["next[2]^1"] < -2 * told["error"]["next[2]^1"]
     assert abs(told["theta"]["next[0]^1"]) < 0.5 * abs(told["theta"]["next[2]^1"])
     new = pool(policy, 80, 999)
-    both = [combine_addons([each]).reward(Transitions(new.observations, new.actions, new.after, {})).sum(2).ravel()
-            for each in (str(out), f"{__file__}:slow")]  # fmt: skip
-    ranks = [np.argsort(np.argsort(each)) for each in both]
+    ranks = [np.argsort(np.argsort(sums(new, wish).ravel())) for wish in (str(out), f"{__file__}:slow")]
     assert np.corrcoef(*ranks)[0, 1] > 0.9
     assert repolicy.evaluate(policy, episodes=1, longest=20, addon=f"{out}=2").addon is not None
 
@@ -164,6 +160,7 @@ def test_features_of_ones_own_are_named_in_the_add_on_to_type(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preferences, "GRADIENT_STEPS", 10)
     Path("own.py").write_text("def bend(o, a, n, i): return abs(n[:, 2:3])\n")
     pairs = pool(policy, 20)
     pairs.write(tmp_path)
@@ -183,17 +180,17 @@ def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> Non
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
     answers = read_answers([synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl")], [pairs])
-    learn_from_answers([pairs], answers).write(tmp_path / "w.safetensors")
-    assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
-        0, abs=1e-4
-    )  # answers tell nothing of what every step is paid
-    both = [combine_addons([each]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
-            for each in (str(tmp_path / "w.safetensors"), f"{__file__}:slow")]  # fmt: skip
-    agree = [(each[:, 0] > each[:, 1]) for each in both]
-    assert (agree[0] == agree[1]).mean() > 0.8
+    learn_from_answers([pairs], answers).write(out := tmp_path / "w.safetensors")
+    paid = open_wish(str(out))(*pairs.steps, {})
+    assert paid.mean() == pytest.approx(0, abs=1e-4)  # answers tell nothing of what every step is paid
+    found, wanted = (sums(pairs, wish) for wish in (str(out), f"{__file__}:slow"))
+    assert ((found[:, 0] > found[:, 1]) == (wanted[:, 0] > wanted[:, 1])).mean() > 0.8
 
 
-def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: Path) -> None:
+def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preferences, "GRADIENT_STEPS", 10)
     pairs = pool(policy, 60)
     answers = read_answers([synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl")], [pairs])
     few = {key: value for key, value in answers[0].items() if key[1] < 20}
