@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FEW = [*SMALL, "--steps=128"]
+FEW = [*SMALL, "--steps=128", "--evaluation-episodes=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,23 +70,22 @@ def test_a_word_that_is_no_utf8_can_stand_in_the_report_of_a_mistake(
 
 
 def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
-    env = tiny("LinearQuadratic")
-    trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
-    assert (trained["finished"], trained["steps"]) == (True, 512)
+    """The end of training says how to go on, and a taken folder is refused before anything is measured."""
+    env, wish = tiny("LinearQuadratic"), tiny("stay_near")
+    code, out, said = typed(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run", "--json")
+    trained = json.loads(out)
+    assert (code, trained["finished"], trained["steps"]) == (0, True, 128)
+    assert said.endswith(f"repolicy customize run --env {shlex.quote(env)} --addon FILE.py:FUNCTION\n")
     scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "last")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
     described = answered(capsys, "inspect", "run")
-    assert (described["env"], "last policy" in described) == (
-        env,
-        False,
-    )  # which is the policy itself
-
-
-def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    env = tiny("LinearQuadratic")
-    said = typed(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")[2]
-    assert said.endswith(f"repolicy customize run --env {shlex.quote(env)} --addon FILE.py:FUNCTION\n")
+    assert (described["env"], "last policy" in described) == (env, False)  # which is the policy itself
+    unknown = answered(capsys, "evaluate", "run", "--env", tiny("WithoutReward"), "--episodes", "2")
+    assert unknown["summary"]["basic_reward"]["mean"] is None
+    assert "NaN" not in Path(unknown["file"]).read_text()
+    taken = refused(capsys, 2, "customize", "run", "--env", env, "--addon", wish, "--out", "run", *SMALL)
+    assert taken == "repolicy: run holds a run already; add --resume to go on with it, or choose another --out\n"
     said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *FEW)[2]
     assert said.endswith("repolicy customize runs/CartPole-v1-soft-0 --addon FILE.py:FUNCTION\n")
 
@@ -135,13 +134,10 @@ def test_words_come_in_any_order_and_spelling() -> None:
     assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}
 
 
-def test_a_share_may_be_a_percentage() -> None:
+def test_a_share_may_be_a_percentage_and_none_is_for_what_may_be_none() -> None:
     assert cli._parse_command(["customize", "hopper", "--keep", "95%"]).named_settings == {"keep": 0.95}
     with pytest.raises(UsageError, match="--keep is '%'; it must be a number"):
         cli._parse_command(["customize", "hopper", "--keep", "%"])
-
-
-def test_none_is_for_what_may_be_none() -> None:
     assert cli._parse_command(["train", "Ant-v4", "--target-kl", "None"]).named_settings == {"target_kl": None}
     with pytest.raises(UsageError, match="--steps is 'None'; it must be a whole number"):
         cli._parse_command(["plan", "halfcheetah", "--steps", "None"])
@@ -160,33 +156,18 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
     code, _, said = typed(capsys, "customize", "prior", *otherwise)
     assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
-    held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *FEW]
-    held += ["--env", env]
-    answered(capsys, "customize", "prior", *held, "--out", "held")
+    usual = ["customize", "prior", "--env", env, "--alpha", "0.2", "--addon", wish, "--no-report", *FEW]
+    answered(capsys, *usual, "--omega", "auto", "--kl-budget", "1", "--out", "held")
     assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--trust", "--no-report")["finished"]
     for words in (["--omega", "0.2"], ["--objective", "kl"], ["--objective", "greedy"]):
-        same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *FEW, "--resume"]
-        same += ["--env", env]
         for _ in range(2):  # the second time, it is resumed by the words that began it
-            assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
+            assert answered(capsys, *usual, *words, "--resume", "--out", f"run{'-'.join(words)}")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *FEW)
     assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
     [end] = Path("runs").iterdir()
     assert answered(capsys, "train", env, "--out", str(end), "--resume")["finished"]
     assert "there is no file nowhere" in refused(capsys, 1, "evaluate", "nowhere")
     assert "bonus was 0.1" in refused(capsys, 2, "train", env, "--objective", "soft", "--out", str(end), "--resume")
-
-
-def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) -> None:
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "run")
-    scored = answered(capsys, "evaluate", "run", "--env", tiny("WithoutReward"), "--episodes", "2")
-    assert scored["summary"]["basic_reward"]["mean"] is None
-    assert "NaN" not in Path(scored["file"]).read_text()
-
-
-@pytest.mark.parametrize("name", ["addons", "doctor"])
-def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answered(capsys, name)
 
 
 def test_the_names_of_add_ons_and_environments_can_be_typed(
@@ -236,6 +217,7 @@ def test_the_doctor_names_the_extra_to_install(
     assert code == 0
     assert "pip install 'repolicy[sb3]'" in told
     assert "does not work: install the extra engine" in told
+    assert "pip install 'repolicy[sb3]'" in json.dumps(answered(capsys, "doctor"))
 
 
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,12 +273,3 @@ def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPat
     finally:
         signal.signal(signal.SIGINT, before)
     assert ran == ["it"]
-
-
-def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    env = tiny("LinearQuadratic")
-    answered(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")
-    said = refused(capsys, 2, "customize", "run", "--env", env, "--addon", tiny("stay_near"), "--out", "run", *SMALL)
-    assert said.strip().splitlines() == [
-        "repolicy: run holds a run already; add --resume to go on with it, or choose another --out"
-    ]

@@ -46,12 +46,10 @@ def forged(path: str = "theirs.safetensors", **request: Any) -> str:
 
 @pytest.mark.parametrize("command", ["evaluate", "render", "customize", "sweep", "rql customize"])
 def test_an_environment_that_a_file_names_is_no_code_to_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = {"customize": ["--addon", "height", "--omega", "0.1"], "sweep": ["--addon", "height", "--omega", "0.1"]}
-    options = words.get(command.split()[-1], [])
+    options = [] if command in ("evaluate", "render") else ["--addon", "height", "--omega", "0.1"]
     said = refused(capsys, 2, *command.split(), forged(env=SHELL), *options)
     assert f"theirs.safetensors names code that would be run: {SHELL}; " in said
-    assert "--env" in said
-    assert "--trust" in said
+    assert all(remedy in said for remedy in ("--env", "--trust"))
     assert not Path("owned").exists()
 
 
@@ -142,38 +140,29 @@ def test_sizes_that_the_tensors_do_not_have_are_refused_at_once(hidden: list[int
     assert time.process_time() - began < 2.0
 
 
-def test_a_policy_that_gives_no_numbers_is_refused_whatever_it_takes() -> None:
-    nothing = {"kind": "discrete", "sizes": [], "low": [], "high": []}
-    path = rewritten("file", hidden=[], family="categorical", actions=nothing, observation_size=10**6)
-    with pytest.raises(FileError, match="it has a layer of 0 numbers"):
-        read_policy(path)
+def space(kind: str = "continuous", low: tuple[float, ...] = (), high: tuple[float, ...] = ()) -> dict[str, Any]:
+    return {"kind": kind, "sizes": [2], "low": low, "high": high}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hidden": "64"},
-        {"hidden": [8.5]},
-        {"observation_size": "3"},
-        {"observation_size": -3},
-        {"family": "other"},
-        {"family": "categorical"},
-        {"family": "squashed", "actions": {"kind": "continuous", "sizes": [2], "low": [-1.0], "high": [1.0]}},
-        {"clips": True, "actions": {"kind": "continuous", "sizes": [2], "low": [], "high": []}},
-        {"clips": True, "actions": {"kind": "continuous", "sizes": [2], "low": [1.0, 1.0], "high": [-1.0, -1.0]}},
-        {"actions": None},
-        {"actions": {"kind": "x", "sizes": [2], "low": [], "high": []}},
-        {"activation": ["tanh"]},
-        {"initial_std": float("nan")},
+        {"hidden": "64"}, {"hidden": [8.5]}, {"observation_size": "3"}, {"observation_size": -3}, {"family": "other"},
+        {"family": "categorical"}, {"family": "squashed", "actions": space(low=(-1.0,), high=(1.0,))},
+        {"clips": True, "actions": space()}, {"clips": True, "actions": space(low=(1.0, 1.0), high=(-1.0, -1.0))},
+        {"actions": None}, {"actions": space("x")}, {"activation": ["tanh"]}, {"initial_std": float("nan")},
         {"min_std": 10**400},
     ],
-)
+)  # fmt: skip
 def test_a_spec_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(FileError, match="file is no whole policy: "):
         read_policy(rewritten("file", **changes))
 
 
-def test_more_layers_than_tensors_are_refused_before_they_are_made() -> None:
+def test_layers_of_no_numbers_and_more_layers_than_tensors_are_refused_before_they_are_made() -> None:
+    nothing = {"family": "categorical", "actions": space("discrete") | {"sizes": []}, "observation_size": 10**6}
+    with pytest.raises(FileError, match="it has a layer of 0 numbers"):
+        read_policy(rewritten("file", hidden=[], **nothing))
     with pytest.raises(FileError, match="file is no whole policy: its spec makes 9 layers of 12 numbers"):
         read_policy(rewritten("file", hidden=[1] * 8))  # fewer numbers than its tensors have
 
@@ -246,37 +235,28 @@ def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.Capt
 
 
 # A run is not mixed with another --------------------------------------------------------------------------------------
-@pytest.fixture
-def begun() -> tuple[Path, Request]:
-    """A run with a prior that has come to a checkpoint, and to its end."""
-    prior = Path("prior.safetensors")
-    save_policy(prior, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {})
-    repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
-    return prior, RunFolder("run").load_request()
 
 
-ONE = repolicy.policies.distributions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-
-
-def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path("run/run.json")
-    path.write_text(path.read_text().replace('"gamma": 0.99', '"gamma": 0.9'))
+def test_a_run_json_that_was_edited_and_another_prior_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    one_number = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+    prior, env = repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=one_number)), "LinearQuadratic"
+    save_policy(Path("prior.safetensors"), prior, {})
+    repolicy.customize("prior.safetensors", tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny(env))
+    folder, story = RunFolder("run"), Path("run/run.json").read_text()
+    request, other = folder.load_request(), Path("run/prior.safetensors")
+    Path("run/run.json").write_text(story.replace('"gamma": 0.99', '"gamma": 0.9'))
     words = ["customize", "prior.safetensors", "--out", "run", "--resume", "--trust", "--no-report"]
     code, _, said = typed(capsys, *words)
     assert code == 1
     assert "run/run.json was edited since the last checkpoint: gamma was 0.99 and is now 0.9" in said
-
-
-def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> None:
-    request = begun[1]
-    run(request, RunFolder("run"), True, (), ())
-    other = Path("run/prior.safetensors")
-    save_policy(other, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {"another": True})
+    Path("run/run.json").write_text(story)
+    run(request, folder, True, (), ())
+    save_policy(other, prior, {"another": True})
     with pytest.raises(FileError, match="run/prior.safetensors is not the prior that this run began with"):
-        run(request, RunFolder("run"), True, (), ())
+        run(request, folder, True, (), ())
     other.unlink()
     with pytest.raises(FileError, match="there is no file run/prior.safetensors"):
-        run(request, RunFolder("run"), True, (), ())
+        run(request, folder, True, (), ())
 
 
 def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:
@@ -331,6 +311,10 @@ def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytes
     scored = answered(capsys, *words)
     assert scored["file"] == "evaluation-it-Pendulum-v1-mean-gymnasium.json"
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]
+    Path("mine.py").write_text("def one(seen): return seen[:, :1]\ndef two(seen): return -seen[:, :1]\n")
+    for name in ("one", "two"):
+        found = answered(capsys, words[0], f"mine.py:{name}", "--std", "0.2", *words[2:])["file"]
+        assert found == f"evaluation-mine.py.{name}-Pendulum-v1-mean-gymnasium.json"
     # One of the same name elsewhere has a file of its own, and each is written anew by its own policy alone.
     (tmp_path / "other").mkdir()
     shutil.copy(tmp_path / "theirs" / "it.zip", other := tmp_path / "other" / "it.zip")
@@ -350,11 +334,3 @@ def test_a_policy_that_is_named_from_another_folder_has_the_same_file(
         monkeypatch.chdir(folder)
         answered(capsys, "evaluate", name, "--episodes", "1", "--backend", "gymnasium")
     assert len([*(tmp_path / "run").glob("evaluation-*")]) == 1
-
-
-def test_two_functions_of_one_file_have_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.py").write_text("def one(seen): return seen[:, :1]\ndef two(seen): return -seen[:, :1]\n")
-    for name in ("one", "two"):
-        words = ["evaluate", f"mine.py:{name}", "--std", "0.2", "--episodes", "1", "--env", "Pendulum-v1"]
-        found = answered(capsys, *words, "--backend", "gymnasium")["file"]
-        assert found == f"evaluation-mine.py.{name}-Pendulum-v1-mean-gymnasium.json"

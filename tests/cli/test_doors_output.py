@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,20 @@ def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch:
 
 
 def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it fit anything for a place that cannot be written."""
     Path("notes.txt").write_text("my own notes")
+    Path("folder").mkdir()
     np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
     monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
+    for out, sentence in (
+        ("notes.txt/p.safetensors", "cannot be written: Not a directory"),
+        ("n" * 300, "cannot be written: File name too long"),
+        ("folder", "is no file that could be written"),
+    ):
+        for write in (partial(imitation.imitate, "d.npz", out), partial(write_bytes, Path(out), b"")):
+            with pytest.raises(FileError, match=sentence):
+                write()
+    assert sorted(path.name for path in Path().iterdir()) == ["d.npz", "folder", "notes.txt"]
     save_policy(Path("mine"), repolicy.Policy(PolicySpec(1, SPACE)), {"which": "copy"})
     safetensors.torch.save_file({"a": torch.ones(1)}, "theirs.safetensors")
     before = {name: Path(name).read_bytes() for name in ("notes.txt", "mine", "theirs.safetensors")}
@@ -164,28 +176,6 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
     commands += [f"{name} run --addon none" for name in ("diagnose", "plan", "sweep", "customize")]
     for command in commands:  # whatever else is wrong
         assert said in typed(capsys, *command.split())[2], command
-
-
-@pytest.mark.parametrize(
-    ("out", "sentence"),
-    [
-        ("taken/p.safetensors", "cannot be written: Not a directory"),
-        ("n" * 300, "cannot be written: File name too long"),
-        ("folder", "is no file that could be written"),
-    ],
-)
-def test_imitating_into_a_place_that_cannot_be_written_is_refused_before_the_fit(
-    out: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("taken").touch()
-    Path("folder").mkdir()
-    np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
-    monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
-    with pytest.raises(FileError, match=sentence):
-        imitation.imitate("d.npz", out)
-    with pytest.raises(FileError, match=sentence):
-        write_bytes(Path(out), b"")
-    assert sorted(path.name for path in Path().iterdir()) == ["d.npz", "folder", "taken"]
 
 
 @pytest.mark.parametrize(

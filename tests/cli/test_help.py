@@ -99,16 +99,13 @@ def test_the_overview_fits_a_narrow_terminal(
     assert "--version" not in printed(capsys, "llm", "--help")
 
 
-def test_several_values_are_shown_as_such() -> None:
-    assert pages.help_page(EVERY["infer"], "infer").startswith("usage: infer DATA ... [options]\n")
+def test_usage_tells_which_words_are_several_and_which_may_be_left_out() -> None:
+    for name, words in (
+        ("infer", "DATA ..."), ("llm generate", "MODEL ..."), ("doctor", "[RUN]"), ("compare", "OLD NEW")
+    ):  # fmt: skip
+        assert pages.help_page(EVERY[name], name).startswith(f"usage: {name} {words} [options]\n")
     page = pages.help_page(EVERY["llm generate"], "generate")
-    assert page.startswith("usage: generate MODEL ... [options]\n")
     assert all(words in page for words in ("--prompt PROMPT ...", "--seed INTEGER", "--omega NUMBER "))
-
-
-def test_usage_tells_which_words_may_be_left_out() -> None:
-    assert pages.help_page(EVERY["doctor"], "doctor").startswith("usage: doctor [RUN] [options]\n")
-    assert pages.help_page(EVERY["compare"], "compare").startswith("usage: compare OLD NEW [options]\n")
 
 
 def test_settings_stand_in_groups_with_ten_first() -> None:

@@ -106,44 +106,34 @@ def pretend(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     ],
 )
 def test_a_surprise_is_a_sentence_and_a_file(
-    error: BaseException,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    error: BaseException, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Path("left").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", "left")
     pretend(monkeypatch, error)
-    code, out, err = typed(capsys, "addons", "--json")
-    assert (code, out) == (1, "")
-    assert err.startswith(f"repolicy: unexpected {words}")
-    assert err.count("\n") == 2
-    assert "Traceback" not in err
-    [left] = tmp_path.iterdir()
-    assert str(left) in err
+    code, out, said = typed(capsys, "addons", "--json")
+    assert (code, out, said.count("\n"), "Traceback" in said) == (1, "", 2, False)
+    assert said.startswith(f"repolicy: unexpected {words}")
+    [left] = Path("left").iterdir()
+    assert str(left) in said
     assert f"{type(error).__name__}" in left.read_text()
     assert "in raises" in left.read_text()
 
 
-def test_a_command_that_is_ended_from_within_has_failed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit(0), "repolicy: the command was ended by the code that it ran: it called sys.exit(0)\n"),
+        (PermissionError(13, "Permission denied", "mine"), "repolicy: Permission denied: 'mine'\n"),
+        (RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"), "repolicy: red \\x1b[31m\\x07\nsecond\nthird\n"),
+    ],
+    ids=["ended from within", "an error of the system", "control characters"],
+)
+def test_what_else_is_raised_is_a_sentence(
+    error: BaseException, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(monkeypatch, SystemExit(0))
-    assert "ended by the code that it ran: it called sys.exit(0)" in refused(capsys, 1, "addons", "--json")
-
-
-def test_an_error_of_the_system_names_its_file(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, PermissionError(13, "Permission denied", "mine"))
-    assert refused(capsys, 1, "addons") == "repolicy: Permission denied: 'mine'\n"
-
-
-def test_control_characters_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"))
-    assert typed(capsys, "addons")[2] == "repolicy: red \\x1b[31m\\x07\nsecond\nthird\n"
+    pretend(monkeypatch, error)
+    assert typed(capsys, "addons", "--json") == (1, "", said)
 
 
 def test_ctrl_c_within_an_import_of_which_an_extension_makes_an_import_error_is_ctrl_c(
@@ -198,8 +188,8 @@ def test_ctrl_c_is_no_traceback_from_the_first_import_on() -> None:
     assert (done.returncode, done.stderr) == (130, "repolicy: stopped\n")
 
 
-def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_later_rank_of_torchrun_says_what_failed_in_its_own_work_and_ends_before_the_policy_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
         monkeypatch.setenv(name, value)
@@ -207,13 +197,6 @@ def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
     assert typed(capsys, "addons")[2] == ""  # the first rank says it
     error.add_note("rank 1")
     assert typed(capsys, "addons")[2] == "repolicy: rank 1: the motor is on fire\n"
-
-
-def test_a_later_rank_ends_well_before_the_first_one_has_written_the_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
-        monkeypatch.setenv(name, value)
     values = report_end(Result(tmp_path, 64, True, {}))
     assert values == {"folder": str(tmp_path), "steps": 64, "finished": True, "metrics": {}}
     assert capsys.readouterr().err == ""

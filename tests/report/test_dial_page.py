@@ -1,6 +1,7 @@
 """The page of one dial that was trained, or of several: each position has its film, table, command and file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def dialed(dials: list[Dial], card: dict[str, Any]) -> SavedPolicy:
     return SavedPolicy(made, prior, card)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_stops() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "STOPS", (3, 3))
+        patch.setattr(positions, "TENTHS", [0.5, 1.0])
+        yield
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     request: dict[str, Any] = {"env": "InvertedPendulum-v4", "addons": [QUIET], "settings": {"backend": "gymnasium"}}
@@ -70,18 +79,27 @@ def test_a_position_tells_the_alpha_that_it_was_trained_with() -> None:
     assert alpha_from_card(positions.DialedPolicy(Path(__file__), moved).card({"t": 0.5})) == 0.7
 
 
+@pytest.mark.parametrize(
+    ("dial", "stops", "named"),
+    [
+        (Dial("omega", 0.01, 1.0), 11, "ω′, the weight on the old behavior, as an input"),
+        (Dial("alpha", 0.01, 0.3), 3, "α̂, the weight on variety, as an input"),
+    ],
+)
 def test_the_page_has_every_position(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dial: Dial, stops: int, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
-    found = answered(capsys, "dial", str(file), "--episodes", "2", "--out", str(tmp_path / "dial"), "--trust")
+    monkeypatch.setattr(positions, "STOPS", (stops,))
+    request = {"addons": [QUIET], "settings": {"backend": "gymnasium"}}
+    found, html = reported(tmp_path, [dial], request, monkeypatch)
     places = [position["at"] for position in found["positions"]]
-    assert places == Dial("omega", 0.01, 1.0).spread(11)
+    assert places == dial.spread(stops)
     assert found["prior"]["mean_action"]["backend"] == "gymnasium"  # that of the run
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
-    html = (tmp_path / "dial" / "report.html").read_text()
-    assert html.count('data-shown="10"') == 4  # verdict, film, table, command
-    assert f"--at {places[7]:g}" in html
+    assert named in html
+    assert "The trade-off" in html
+    assert html.count(f'data-shown="{stops - 1}"') == 4  # verdict, film, table, command
+    assert f"--at {places[-2]:g}<" in html
     assert "http" not in html.replace("http://www.w3.org", "")
 
 
@@ -94,7 +112,7 @@ def test_the_report_of_a_run_with_a_dial_is_that_of_the_dial(
     write_json(file.parent / "run.json", {"request": request.as_dict()})
     page = write_report(Result(file.parent, 1, True, {}), episodes=1)
     assert page == file.parent / "policy-dial" / "report.html"
-    assert len(read_json(page.parent / "dial.json")["positions"]) == 11
+    assert len(read_json(page.parent / "dial.json")["positions"]) == 3
     assert answered(capsys, "report", str(file.parent), "--trust") == {"report": str(page)}
 
 
@@ -110,8 +128,8 @@ def test_what_was_evaluated_is_told_and_saved_before_the_films(
         pages.write_dial_report(
             DialedPolicy(file, read_policy(file)), out=tmp_path, episodes=1, trust=True, say=said.append
         )
-    assert len(read_json(tmp_path / "dial.json")["positions"]) == 11
-    assert "\n0.631 " in said[-1]
+    assert len(read_json(tmp_path / "dial.json")["positions"]) == 3
+    assert "\n0.1 " in said[-1]
     assert "; one episode with the mean action (log prior" in said[-1]
 
 
@@ -151,7 +169,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     folder, objective = tmp_path_factory.mktemp("two"), residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
     request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions, "STOPS", (11, 3, 3, 2))
         found, _ = reported(folder, [OMEGA, QUIETLY], request, patch)
     return found, folder / "dial" / "report.html"
 
@@ -192,25 +209,15 @@ def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(
     assert "1000003.0" in turning.command(found)
 
 
-def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dial = Dial("alpha", 0.01, 0.3)
-    found, html = reported(tmp_path, [dial], {"addons": [QUIET]}, monkeypatch)
-    assert [position["at"] for position in found["positions"]] == dial.spread(11)
-    assert "α̂, the weight on variety, as an input" in html
-    assert "The trade-off" in html
-    assert html.count('data-shown="10"') == 4
-    assert f"--at {dial.spread(11)[7]:g}<" in html
-
-
 def test_a_dial_over_a_wish_has_no_verdicts_on_a_total_because_the_wish_counts_once_at_every_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, html = reported(tmp_path, [QUIETLY], {"addons": [f"{QUIET}=0..2"]}, monkeypatch)
     assert "the weight of quiet is 1 at every position" in html
-    assert html.count('data-shown="10"') == 3  # film, table, command: no verdict
+    assert html.count('data-shown="2"') == 3  # film, table, command: no verdict
     _, html = reported(tmp_path, [QUIETLY], {"addons": [QUIET]}, monkeypatch, "--addon", f"{QUIET}=2")
     assert "at every position" not in html
-    assert html.count('data-shown="10"') == 4  # at a weight that is named a total is one
+    assert html.count('data-shown="2"') == 4  # at a weight that is named a total is one
 
 
 def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], Path], browser: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageChops
-from tiny_envs import tiny
+from tiny_envs import Endless, tiny
 from typed_commands import refused
 
 from repolicy.envs import names
@@ -26,27 +26,18 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.report import filming, movie, pieces, scenes
-from repolicy.report.filming import QUALITIES, encode_film
+from repolicy.report.filming import QUALITIES, encode_film, render_pictures
 from repolicy.report.movie import Shot, render_films
 from repolicy.report.scenes import Episode, describe_worst, first_episode, typical_and_worst, wrong_step
 
 ENV = "InvertedPendulum-v5"
 
 
-class Unseen(gymnasium.Env):
+class Unseen(Endless):
     """It takes a render_mode, and has no render()."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
-    action_space = gymnasium.spaces.Box(-3.0, 3.0, (1,), np.float32)
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
-
-    def reset(self, **options: object) -> tuple[np.ndarray, dict[str, object]]:
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
-        return np.zeros(4, np.float32), 0.0, False, True, {}
 
 
 class Unlit(Unseen):
@@ -56,13 +47,6 @@ class Unlit(Unseen):
         super().__init__(render_mode)
         if render_mode is not None:
             raise TypeError("no lamp")
-
-
-class Unasked(Unseen):
-    """It takes no render_mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 @pytest.fixture
@@ -139,26 +123,20 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
     assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
 
-@pytest.mark.parametrize(("shot", "said"), [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")])
-def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        render_films([Shot(policy, ENV, **shot)])
-
-
-def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str) -> None:
-    with pytest.raises(UsageError, match="there is no environment 'NoSuchEnvironment-v0'"):
-        render_films([Shot(policy, "NoSuchEnvironment-v0")])
-    with pytest.raises(UsageError, match=r"has no render\(\); it needs a render\(\) .*'rgb_array' \(docs/qui"):
-        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unseen"))
-    with pytest.raises(UsageError, match=r"cannot be filmed: TypeError: no lamp \(test_film.py, line \d+\)$"):
-        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unlit"))
-    with pytest.raises(UsageError, match=r"it takes no render_mode; it needs a render\(\) .*'rgb_array' \(docs/qui"):
-        filming.render_pictures(Shot(policy, f"{Path(__file__)}:Unasked"))
-    with pytest.raises(UsageError, match="takes observations of 4 numbers"):
-        filming.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
-
-
-def test_the_name_of_a_film_says_its_format(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_filmed_is_refused_in_one_sentence(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needs, small = r"it needs a render\(\) .*'rgb_array' \(docs/qui", f"{Path(policy).with_name('small')}.safetensors"
+    save_policy(Path(small), agent(1), {})
+    for film, shot, said in (
+        (render_films, Shot(policy, ENV, seconds=0.0), "seconds is 0"),
+        (render_films, Shot(policy, ENV, width=3), "width is 3"),
+        (render_films, Shot(policy, "NoSuchEnvironment-v0"), "there is no environment 'NoSuchEnvironment-v0'"),
+        (render_pictures, Shot(small, f"{__file__}:Unseen"), rf"has no render\(\); {needs}"),
+        (render_pictures, Shot(small, tiny("Endless")), f"it takes no render_mode; {needs}"),
+        (render_pictures, Shot(small, f"{__file__}:Unlit"), r"filmed: TypeError: no lamp \(test_film.py, line \d+\)$"),
+        (render_pictures, Shot(policy, "Hopper-v5", fine=True), "takes observations of 4 numbers"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            film([shot] if film is render_films else shot)
     said = refused(capsys, 2, "render", policy, "--out", "film.avi", "--env", ENV)
     assert "film.avi does not end in .mp4 or .gif" in said
 
@@ -198,10 +176,7 @@ def test_a_robot_that_runs_away_stays_in_the_picture_and_on_its_floor() -> None:
 def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
     """Of all that were evaluated, however many they are; only a further episode of an environment is not seen again."""
     totals = np.array([5.0, -1.0, 3.0, 100.0, 2.0] + [3.5] * 44 + [-9.0, -99.0])
-    found = Evaluation(
-        env="", backend="gymnasium", deterministic=True, seed=0, basic=totals, addon=None, metric=None, lengths=totals,
-        log_policy=totals, log_prior=None,
-    )  # fmt: skip
+    found = Evaluation("", "gymnasium", True, 0, totals, None, None, totals, totals, None)
     (typical, worst), count = typical_and_worst(found)
     assert (totals[typical], totals[worst], count) == (3.5, -9.0, 50)
 
@@ -215,21 +190,15 @@ def test_an_episode_goes_wrong_where_its_reward_drops(step: int) -> None:
     assert f": it {told}" in describe_worst(Episode(1, rewards, False, NOTHING), USUAL, 10)
 
 
-def test_an_episode_that_ended_sooner_went_wrong_there() -> None:
+def test_an_episode_that_ended_sooner_or_later_went_wrong_there_and_a_little_less_is_nothing_wrong() -> None:
     fallen = Episode(1, np.full(37, 2.0), True, NOTHING)
     assert wrong_step(fallen, USUAL) == 37
     assert describe_worst(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
-
-
-def test_an_episode_that_takes_longer_went_wrong_where_the_usual_one_was_done() -> None:
     usual, slow = Episode(0, -np.ones(110), True, NOTHING), Episode(1, -np.ones(160), True, NOTHING)
-    assert wrong_step(slow, usual) == 111
-
-
-def test_a_little_less_is_nothing_wrong() -> None:
-    assert wrong_step(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL) is None
-    assert "nothing went wrong" in describe_worst(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL, 10)
-    assert wrong_step(Episode(1, np.full(100, 0.89), False, NOTHING), USUAL) == 1
+    assert wrong_step(slow, usual) == 111  # where the usual one was done
+    less, much_less = (Episode(1, np.full(100, reward), False, NOTHING) for reward in (0.91, 0.89))
+    assert (wrong_step(less, USUAL), wrong_step(much_less, USUAL)) == (None, 1)
+    assert "nothing went wrong" in describe_worst(less, USUAL, 10)
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])

@@ -262,10 +262,7 @@ def test_what_the_hub_refuses_is_said_in_its_words(
         push("halfcheetah", "hf://somebody/mine", episodes=1, license="none such")
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [("X-Repo-Commit", "../../x"), ("Content-Length", "9" * 15)],
-)
+@pytest.mark.parametrize("odd", [("X-Repo-Commit", "../../x"), ("Content-Length", "9" * 15)])
 def test_an_answer_that_makes_no_sense_is_a_sentence(
     odd: tuple[str, str], files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

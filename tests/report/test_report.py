@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from itertools import count
@@ -150,23 +149,19 @@ def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], t
 
 
 @pytest.mark.usefixtures("_no_renderer")
-def test_the_page_says_which_policy_it_shows(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+def test_the_page_says_which_policy_it_shows_and_one_episode_has_no_std(
+    runs: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
     folder = copied(runs[0], tmp_path / "run")
-    shown = [write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0]]
+    one = write_report(folder.path, episodes=1).read_text()
     shutil.copy(folder.policy, folder.replaced)
-    shown.append(write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0])
-    assert ["Shown is the last policy" in each for each in shown] == [True, False]
-    assert ["clearly better than the last one" in each for each in shown] == [False, True]
-
-
-@pytest.mark.usefixtures("_no_renderer")
-def test_one_episode_has_no_std(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
-    folder = copied(runs[0], tmp_path / "run")
-    one, two = (write_report(folder.path, episodes=count, trust=True).read_text() for count in (1, 2))
-    assert "mean ± std" in two
+    two = write_report(folder.path, episodes=2).read_text()
+    leads = [each.partition("</header>")[0] for each in (one, two)]
+    assert ["Shown is the last policy" in each for each in leads] == [True, False]
+    assert ["clearly better than the last one" in each for each in leads] == [False, True]
+    assert ["One episode a row" in each for each in (one, two)] == [True, False]
+    assert ["ean ± std" in each for each in (one, two)] == [False, True]
     assert "Mean ± std over 2 episodes a row" in two
-    assert "One episode a row" in one
-    assert "ean ± std" not in one
 
 
 @pytest.mark.usefixtures("_no_renderer")
@@ -226,11 +221,14 @@ def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolde
 
 
 @pytest.mark.usefixtures("_no_renderer")
-def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
-    """Whether it was stopped or is at work, the folder is the same."""
+def test_a_run_that_is_not_finished_says_so_and_is_advised_to_go_on(
+    runs: tuple[RunFolder, RunFolder], tmp_path: Path
+) -> None:
+    """Whether it was stopped or is at work, the folder is the same; its critic may be at its warm-up still."""
     said = "This run is not finished: 1,024 of 9,216 steps are done so far, and this is what there is."
-    half = copied(runs[0], tmp_path / "half", steps=9216)
+    half, other = (copied(run, tmp_path / f"half{n}", steps=9216) for n, run in enumerate(runs))
     assert said in write_report(half.path, episodes=1).read_text()
+    assert report.next_step_hint(other, other.load_request(), []).startswith("go on with it (--resume)")
     whole = copied(runs[0], tmp_path / "whole")
     shutil.rmtree(whole.path / "checkpoints")  # as where a run was copied without them
     assert "not finished" not in write_report(whole.path, episodes=1).read_text()
@@ -255,12 +253,6 @@ def test_a_run_of_one_iteration_has_a_page_without_curves(runs: tuple[RunFolder,
     assert "Fewer than two iterations are logged" in write_report(folder.path, episodes=2, trust=True).read_text()
 
 
-def test_a_run_that_is_not_finished_is_advised_to_go_on(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
-    """Its critic may be at its warm-up still."""
-    half = copied(runs[1], tmp_path / "half", steps=9216)
-    assert report.next_step_hint(half, half.load_request(), []).startswith("go on with it (--resume)")
-
-
 @pytest.mark.usefixtures("_no_renderer")
 def test_a_result_names_its_folder_and_is_trusted(runs: tuple[RunFolder, RunFolder]) -> None:
     result = Result(runs[1].path, 4096, True, {})  # its add-on is code
@@ -272,19 +264,9 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (12345.6, "12,346"),
-        (-3.14159, "−3.14"),
-        (54.32, "54.3"),
-        (float("nan"), "unknown"),
-        (-0.0004, "−0.00040"),
-        (7.2e-9, "0.00"),
-    ],
-)
-def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
-    assert format_number(value) == said
+def test_numbers_have_the_digits_that_a_reader_wants() -> None:
+    values = [12345.6, -3.14159, 54.32, float("nan"), -0.0004, 7.2e-9]
+    assert [format_number(each) for each in values] == ["12,346", "−3.14", "54.3", "unknown", "−0.00040", "0.00"]
 
 
 def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
@@ -305,39 +287,26 @@ def test_one_episode_has_no_spread() -> None:
     assert Column("", np.array([7.0, 8.0])).describe() == "7.50 ± 0.71"
 
 
-def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:
-    assert [short_number(value) for value in (999.4, 999.7, 999_600.0, -1500.0)] == ["999", "1k", "1M", "−1.5k"]
-
-
-def test_ticks_have_labels_of_their_own() -> None:
-    assert tick_labels([3650.0, 3652.5, 3655.0]) == ["3.65k", "3.6525k", "3.655k"]
-    assert tick_labels([-0.5, 0.0, 0.25, 2e6]) == ["−0.5", "0", "0.25", "2M"]
-    assert tick_labels([]) == []
-
-
-def test_ticks_are_round_and_inside() -> None:
+def test_ticks_are_round_and_inside_and_have_labels_of_their_own() -> None:
     assert ticks(0.0, 1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
     assert ticks(-7.0, 23.0) == pytest.approx([0.0, 10.0, 20.0])
     assert ticks(2.0, 2.0) == [2.0]
+    assert tick_labels([3650.0, 3652.5, 3655.0]) == ["3.65k", "3.6525k", "3.655k"]
+    assert tick_labels([-0.5, 0.0, 0.25, 2e6]) == ["−0.5", "0", "0.25", "2M"]
+    assert tick_labels([]) == []
+    assert [short_number(value) for value in (999.4, 999.7, 999_600.0, -1500.0)] == ["999", "1k", "1M", "−1.5k"]
 
 
-@pytest.mark.parametrize(
-    "ys", [[None, None, None], [1.0, None, float("nan")], []], ids=["no values", "one value", "no steps"]
-)
-def test_a_curve_of_less_than_two_points_is_not_drawn(ys: list[float | None]) -> None:
-    assert curve("nothing", [float(x) for x in range(len(ys))], ys) == ""
-
-
-def test_a_long_curve_says_its_first_and_last_value_and_not_those_of_the_means_that_are_drawn() -> None:
-    drawn = curve("x", [*range(1000)], [float(value) for value in range(1, 1001)])
-    assert "<output>1,000.0</output>" in drawn
-    assert "from 1.00 to 1,000.0" in drawn
-
-
-def test_a_constant_curve_is_drawn() -> None:
-    drawn: Callable[[float], str] = lambda value: curve("level", [1.0, 2.0, 3.0], [value] * 3)  # noqa: E731
-    assert "nan" not in drawn(0.0) + drawn(5.0)
-    assert "<path" in drawn(0.0)
+def test_a_curve_is_drawn_from_two_points_on_and_tells_its_own_ends() -> None:
+    """Not those of the means that are drawn of a long one."""
+    for ys in ([None, None, None], [1.0, None, float("nan")], []):
+        assert curve("nothing", [float(x) for x in range(len(ys))], ys) == ""
+    long = curve("x", [*range(1000)], [float(value) for value in range(1, 1001)])
+    assert "<output>1,000.0</output>" in long
+    assert "from 1.00 to 1,000.0" in long
+    for level in (0.0, 5.0):
+        constant = curve("level", [1.0, 2.0, 3.0], [level] * 3)
+        assert ("<path" in constant, "nan" in constant) == (True, False)
 
 
 def test_of_a_generative_policy_sampled_noise_comes_first() -> None:

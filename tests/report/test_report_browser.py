@@ -30,6 +30,12 @@ def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
     return -np.abs(next_observations[..., 0])
 
 
+def prior_file(folder: Path) -> Path:
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
+    save_policy(folder / "prior.safetensors", policy, {"request": {"env": "InvertedPendulum-v4"}})
+    return folder / "prior.safetensors"
+
+
 @pytest.fixture
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Two points that are trained, and one whose folder is in the way; their films show nothing."""
@@ -45,9 +51,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
                 on_end(job, next(line for line in said if line.startswith("repolicy: ")))
 
     monkeypatch.setattr(sweep, "run_jobs", here)
-    prior, settings, out = tmp_path / "prior.safetensors", tmp_path / "settings.json", tmp_path / "sweep"
-    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
-    save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
+    prior, settings, out = prior_file(tmp_path), tmp_path / "settings.json", tmp_path / "sweep"
     settings.write_text(json.dumps(SETTINGS))
     (out / "omega-0.5").mkdir(parents=True)
     (out / "omega-0.5" / "run.json").write_text("no JSON")
@@ -62,15 +66,14 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return found
 
 
-@pytest.fixture
-def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run that was customized."""
-    prior = tmp_path / "prior.safetensors"
-    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
-    save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
-    customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", Settings(**SETTINGS, ranks=1))
-    monkeypatch.setattr(pieces, "FILM_SECONDS", 0.6)
-    return write_report(tmp_path / "run", episodes=8, trust=True)
+    prior = prior_file(folder := tmp_path_factory.mktemp("reported"))
+    customize(prior, f"{__file__}:calm", residual(0.1, 0.01), folder / "run", Settings(**SETTINGS, ranks=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "FILM_SECONDS", 0.6)
+        return write_report(folder / "run", episodes=8, trust=True)
 
 
 NETWORK = {"http", "https", "ws", "wss", "ftp"}
