@@ -153,12 +153,6 @@ def test_each_episode_is_in_the_file() -> None:
         assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name], ddof=1))
 
 
-def test_one_episode_has_no_std() -> None:
-    one, two = (evaluate(policy(1), tiny("LinearQuadratic"), count) for count in (1, 2))
-    assert [found.as_dict()["summary"]["length"]["std"] for found in (one, two)] == [None, 0.0]
-    assert ["±" in repr(found) for found in (one, two)] == [False, True]
-
-
 def test_a_return_that_is_not_finite_does_not_hide_the_others() -> None:
     found = evaluate(policy(1), tiny("LinearQuadratic"), 4)
     unknown = np.full(4, np.nan)
@@ -211,15 +205,14 @@ def test_all_steps_of_the_environments_are_counted(monkeypatch: pytest.MonkeyPat
     assert run_episodes(policy(1), envs, 3, longest=25).environment_steps == taken[0] == 2 * 60
 
 
-def test_everything_may_be_named() -> None:
-    by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
-    made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combine_addons(["height=2"]))
+def test_everything_may_be_named_and_an_environment_may_be_a_function_that_makes_one() -> None:
+    by_name, made = (
+        evaluate(hopper, "Hopper-v4", 1, addon=wish, longest=20)
+        for hopper, wish in (("hopper", "height=2"), (load_policy("hopper"), combine_addons(["height=2"])))
+    )
     np.testing.assert_array_equal(by_name.total, made.total)
-
-
-def test_an_environment_may_be_a_function_that_makes_one() -> None:
-    found, made = (evaluate(policy(1), env, 3) for env in (LinearQuadratic, tiny("LinearQuadratic")))
-    np.testing.assert_array_equal(found.basic, made.basic)
+    found, named_env = (evaluate(policy(1), env, 3) for env in (LinearQuadratic, tiny("LinearQuadratic")))
+    np.testing.assert_array_equal(found.basic, named_env.basic)
 
 
 def test_an_evaluation_has_the_same_bits_whatever_the_number_of_threads() -> None:
@@ -232,13 +225,16 @@ def test_an_evaluation_has_the_same_bits_whatever_the_number_of_threads() -> Non
     assert threads == [1]
 
 
-def test_an_evaluation_shows_a_line_a_quantity() -> None:
-    shown = repr(evaluate(policy(1), tiny("LinearQuadratic"), 3)).splitlines()
+def test_an_evaluation_shows_a_line_a_quantity_and_of_one_episode_no_std() -> None:
+    one, three = (evaluate(policy(1), tiny("LinearQuadratic"), count) for count in (1, 3))
+    shown = repr(three).splitlines()
     assert shown[0].startswith("3 episodes with the mean action in ")
     assert [line.split()[0] for line in shown[1:]] == ["basic", "length,", "ended"]
     assert shown[-2].startswith("  length, steps ")
     assert shown[-1] == "  ended early    0 of 3 episodes"
     assert repr(evaluate(policy(), tiny("Counter"), 3)).endswith("3 of 3 episodes")
+    assert [found.as_dict()["summary"]["length"]["std"] for found in (one, three)] == [None, 0.0]
+    assert ["±" in repr(found) for found in (one, three)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -295,13 +291,3 @@ def test_a_file_is_evaluated_on_the_backend_of_its_run(
     assert evaluate(tmp_path / "own.safetensors", episodes=1).backend == own
     assert evaluate(tmp_path / "own.safetensors", episodes=1, backend="gymnasium").backend == "gymnasium"
     assert answered(capsys, "evaluate", str(tmp_path / "own.safetensors"), "--episodes", "1")["backend"] == own
-
-
-def test_the_backend_of_a_files_run_is_for_its_own_environment_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = {"env": "Pendulum-v1", "settings": {"backend": "envpool"}}
-    save_policy(tmp_path / "own.safetensors", policy(3), {"request": request})
-    assert evaluate(tmp_path / "own.safetensors", "Pendulum-v1?max_episode_steps=3", 1).lengths == [3]
-    monkeypatch.setattr("repolicy.envs.names.envpool_names", frozenset)
-    assert evaluate(tmp_path / "own.safetensors", episodes=1).backend == "gymnasium"

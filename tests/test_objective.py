@@ -45,9 +45,12 @@ def test_the_table(name: str, named: dict[str, float], task: str, omega: float, 
     assert objective_name(made) == (name, named)
 
 
-def test_an_objective_without_a_name() -> None:
+def test_an_objective_without_a_name_and_one_in_json() -> None:
     assert objective_name(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
     assert objective_name(Objective("both", alpha=ALPHA, states=0.2)) is None
+    what = objective.residual(OMEGA, ALPHA)
+    assert Objective(**json.loads(json.dumps(what.as_dict()))) == what
+    assert json.dumps(Objective(alpha=np.float32(0.5)).as_dict()) == json.dumps(Objective(alpha=0.5).as_dict())
 
 
 def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:
@@ -121,22 +124,15 @@ class Untouchable:
     __radd__ = __add__
 
 
-def test_the_basic_reward_is_not_touched_while_customizing() -> None:
-    addon = np.array([1.0, 2.0])
+def test_no_reward_is_touched_without_need_and_a_missing_add_on_is_named() -> None:
+    basic = addon = np.array([1.0, 2.0])
     for what in (objective.greedy(ALPHA), objective.kl(ALPHA), objective.residual(OMEGA, ALPHA)):
         assert task_reward(what, Untouchable(), addon) is addon
         assert task_reward(what, None, addon) is addon
-
-
-def test_the_addon_is_not_touched_without_need() -> None:
-    basic = np.array([1.0, 2.0])
     assert task_reward(objective.soft(ALPHA), basic, Untouchable()) is basic
-
-
-@pytest.mark.parametrize("what", [objective.greedy(ALPHA), objective.full(ALPHA)])
-def test_a_missing_addon_is_named(what: Objective) -> None:
-    with pytest.raises(UsageError, match="needs an add-on reward"):
-        task_reward(what, np.zeros(1), None)
+    for what in (objective.greedy(ALPHA), objective.full(ALPHA)):
+        with pytest.raises(UsageError, match="needs an add-on reward"):
+            task_reward(what, np.zeros(1), None)
 
 
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "0.1", [0.1]])
@@ -144,10 +140,6 @@ def test_a_missing_addon_is_named(what: Objective) -> None:
 def test_coefficients_are_checked(name: str, bad: Any) -> None:
     with pytest.raises(UsageError, match=f"{name} is .*; it must be a finite number, 0 or greater"):
         Objective(**{name: bad})
-
-
-def test_numpys_numbers_are_numbers() -> None:
-    assert json.dumps(Objective(alpha=np.float32(0.5)).as_dict()) == json.dumps(Objective(alpha=0.5).as_dict())
 
 
 @pytest.mark.parametrize("scale", ["log", "linear"])
@@ -171,22 +163,16 @@ def test_the_ends_of_a_range() -> None:
             Range.of(none)
 
 
-def test_the_task_is_checked() -> None:
-    with pytest.raises(UsageError, match="task is 'bonus'"):
-        Objective("bonus")
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "message"),
-    [
+def test_names_and_coefficients_that_an_objective_has_not_are_refused() -> None:
+    for name, named, message in (
         ("softer", {}, "no objective 'softer'; choose from no_entropy, "),
         ("kl", {"alpha": 0.1, "omega": 0.1}, "kl has no omega; it takes alpha"),
         ("no_entropy", {"alpha": 0.1}, "no_entropy has no alpha; it takes no coefficient"),
-    ],
-)
-def test_named_takes_no_other_coefficients(name: str, given: dict[str, float], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        objective_by_name(name, **given)
+    ):
+        with pytest.raises(UsageError, match=message):
+            objective_by_name(name, **named)
+    with pytest.raises(UsageError, match="task is 'bonus'"):
+        Objective("bonus")
 
 
 def test_a_weight_that_is_left_out_is_not_set() -> None:
@@ -200,8 +186,3 @@ def test_a_weight_that_is_left_out_is_not_set() -> None:
     assert replace(objective.repeat_entropy(), alpha=ALPHA) == Objective(alpha=ALPHA, bonus=ALPHA)
     with pytest.raises(UsageError, match="one weight for both terms"):
         objective.kl(Range(0.1, 3.0))
-
-
-def test_an_objective_survives_json() -> None:
-    what = objective.residual(OMEGA, ALPHA)
-    assert Objective(**what.as_dict()) == what
