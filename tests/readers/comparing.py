@@ -44,9 +44,8 @@ def observations(size: int, spread: float = 1.0) -> Tensor:
 def stirred(module: torch.nn.Module) -> torch.nn.Module:
     """With random numbers added to all parameters, as fresh policies have zeros where a mistake would not be seen."""
     generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    for parameter in module.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
     return module
 
 
@@ -57,9 +56,8 @@ def log_prob(described: PolicyDescription, obs: Tensor, actions: Any) -> np.ndar
 
 def assert_scored(described: PolicyDescription, obs: Tensor, dist: Any) -> None:
     """Our copy's log-probabilities of actions that the host's distribution gives are the host's own."""
-    with torch.no_grad():
-        actions = dist.sample()
-        wanted = dist.log_prob(actions)
+    actions = dist.sample()
+    wanted = dist.log_prob(actions)
     assert_equal(
         log_prob(described, obs, actions.reshape(len(obs), -1)), wanted.sum(-1) if wanted.dim() > 1 else wanted
     )

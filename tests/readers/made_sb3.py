@@ -61,16 +61,15 @@ def check_soft(policy: Any, described: PolicyDescription, obs: torch.Tensor, sde
     """
     actor = policy.actor.double()
     actor.extract_features = lambda obs, _: obs
-    with torch.no_grad():
-        mu, log_std, extra = actor.get_action_dist_params(obs.double())
-        dist = actor.action_dist.proba_distribution(mu, log_std, **extra)
-        before = dist.distribution.sample().clamp(-5.0, 5.0)  # beyond, 1 − tanh² of theirs has no digits left
-        if sde:
-            dist.bijector.epsilon = 0.0
-            wanted = dist.log_prob(torch.tanh(before))
-        else:
-            dist.epsilon = 0.0
-            wanted = dist.log_prob(torch.tanh(before), before)
+    mu, log_std, extra = actor.get_action_dist_params(obs.double())
+    dist = actor.action_dist.proba_distribution(mu, log_std, **extra)
+    before = dist.distribution.sample().clamp(-5.0, 5.0)  # beyond, 1 − tanh² of theirs has no digits left
+    if sde:
+        dist.bijector.epsilon = 0.0
+        wanted = dist.log_prob(torch.tanh(before))
+    else:
+        dist.epsilon = 0.0
+        wanted = dist.log_prob(torch.tanh(before), before)
     assert_equal(log_prob(described, obs, before), wanted)
 
 
@@ -80,7 +79,8 @@ def with_statistics(folder: Path, file: str, seen: Any = None, **settings: Any) 
     envs = VecNormalize(inner, **{"clip_obs": 2.5, "epsilon": 0.1} | settings)
     policy = "MultiInputPolicy" if isinstance(seen, spaces.Dict) else "MlpPolicy"
     model = sb3.PPO(policy, envs, n_steps=8, batch_size=8, n_epochs=1, device="cpu", seed=0)
-    model.learn(8)
+    with torch.enable_grad():
+        model.learn(8)
     model.save(folder / "model.zip")
     (folder / file).parent.mkdir(exist_ok=True)
     envs.save(str(folder / file))

@@ -32,10 +32,9 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
     described = describe(path)
     assert described.family == ("gaussian" if kind == "GaussianDistribution" else "state_gaussian")
     assert described.normalizer.count == COUNT
-    with torch.no_grad():
-        actions = actor(groups, stochastic_output=True)
-        assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
-        assert_equal(mean(described, obs), actor(groups))
+    actions = actor(groups, stochastic_output=True)
+    assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
+    assert_equal(mean(described, obs), actor(groups))
 
 
 @pytest.mark.parametrize(
@@ -46,14 +45,13 @@ def test_the_biases_tell_a_log_std_that_no_settings_tell(std_type: str, biases: 
     is_open = min(biases, default=0.0) > 0.0  # a log-std begins there with an init_std above 1
     obs = observations(5)
     actor, groups = seen_by_rsl_rl(obs, "HeteroscedasticGaussianDistribution", std_type=std_type)
-    with torch.no_grad():
-        if biases:
-            actor.mlp[-2].bias[2:] = torch.tensor(biases)
-        else:  # as rsl_rl begins
-            actor.distribution.init_mlp_weights(actor.mlp)
-        actor.mlp[-2].weight[2:] *= 0.1
-        actions = actor(groups, stochastic_output=True)
-        wanted = actor.get_output_log_prob(actions)
+    if biases:
+        actor.mlp[-2].bias[2:] = torch.tensor(biases)
+    else:  # as rsl_rl begins
+        actor.distribution.init_mlp_weights(actor.mlp)
+    actor.mlp[-2].weight[2:] *= 0.1
+    actions = actor(groups, stochastic_output=True)
+    wanted = actor.get_output_log_prob(actions)
     path = saved(tmp_path / "model_3.pt", {"actor_state_dict": actor.state_dict(), "iter": 3})
     if is_open:
         with pytest.raises(CannotCopyError, match=r"stds or log-stds: say it by params/agent.yaml.*halves=yes for log"):
@@ -88,9 +86,8 @@ def test_rsl_rl_before_4(layout: str, tmp_path: Path) -> None:
     described, obs = describe(path := saved(tmp_path / "model_7.pt", kept)), observations(5, 2.0)
     seen = "none" if layout == "1.0" else f"clips nothing, {COUNT:.0f} observations seen"
     assert inspect(path)["normalizer"] == seen
-    with torch.no_grad():
-        inputs = normalizer(obs)
-        assert_scored(described, obs, torch.distributions.Normal(actor(inputs), std))
+    inputs = normalizer(obs)
+    assert_scored(described, obs, torch.distributions.Normal(actor(inputs), std))
     assert any("elu, is assumed" in note for note in described.notes)
 
 
@@ -99,8 +96,7 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     model = named("actor", actor) | {"std": torch.ones(2)}
     path = saved(tmp_path / "model_0.pt", {"model_state_dict": model})
     obs = observations(5)
-    with torch.no_grad():
-        wanted = actor(obs)
+    wanted = actor(obs)
     assert_equal(mean(describe(path, Options(file_activation="tanh")), obs), wanted)
     settings(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
     described = describe(path)
@@ -120,8 +116,7 @@ def test_the_clip_of_isaac_labs_wrapper_bounds_the_actions(tmp_path: Path) -> No
     path = saved(tmp_path / "model_0.pt", {"model_state_dict": named("actor", actor) | {"std": torch.ones(2)}})
     for clip in ("0.2", "null"):
         settings(tmp_path, f"  class_name: ActorCritic\n  activation: elu\nclip_actions: {clip}\n")
-        with torch.no_grad():
-            assert_equal(mean(describe(path), obs), actor(obs) if clip == "null" else actor(obs).clamp(-0.2, 0.2))
+        assert_equal(mean(describe(path), obs), actor(obs) if clip == "null" else actor(obs).clamp(-0.2, 0.2))
 
 
 def test_of_a_runs_settings_the_actors_own_count(tmp_path: Path) -> None:
@@ -177,9 +172,8 @@ def test_skrl(version: int, tmp_path: Path) -> None:
     assert recognized(path) == "skrl"
     described = describe(path)
     obs = observations(5, 6.0)
-    with torch.no_grad():
-        inputs = ((obs - mu) / (var.sqrt() + 1e-8)).clamp(-5.0, 5.0)
-        dist = torch.distributions.Normal(last(nn.functional.elu(hidden(inputs))), raw.clamp(-20.0, 2.0).exp())
+    inputs = ((obs - mu) / (var.sqrt() + 1e-8)).clamp(-5.0, 5.0)
+    dist = torch.distributions.Normal(last(nn.functional.elu(hidden(inputs))), raw.clamp(-20.0, 2.0).exp())
     assert_scored(described, obs, dist)
 
 
@@ -189,8 +183,7 @@ def test_the_critic_of_skrls_shared_model_is_left_out(critic: str, tmp_path: Pat
     shared = {"log_std_parameter": raw} | named("net", body) | named(critic, nn.Linear(7, 1)) | named("actor", actor)
     described = describe(saved(tmp_path / "agent.pt", {"policy": shared, "value": shared, "optimizer": {}}))
     obs = observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(actor(nn.functional.elu(body(obs))), raw.exp())
+    dist = torch.distributions.Normal(actor(nn.functional.elu(body(obs))), raw.exp())
     assert_scored(described, obs, dist)
 
 
@@ -207,9 +200,8 @@ def test_cleanrls_files_lack_statistics_and_take_a_file_of_them(root: str, tmp_p
         assert any("hold no statistics" in note for note in each.notes) == (each is without)
     obs, actions = observations(5, 2.0), torch.randn(COUNT, 3)
     inputs = ((obs - torch.arange(5.0)) / (0.04 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
-    with torch.no_grad():
-        assert_equal(log_prob(without, obs, actions), model.log_prob(obs, actions))
-        assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
+    assert_equal(log_prob(without, obs, actions), model.log_prob(obs, actions))
+    assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
 
 
 @pytest.mark.parametrize(
@@ -239,8 +231,7 @@ def test_an_npz_of_statistics_may_have_its_own_clip_and_epsilon(
 def test_cleanrls_other_scripts(root: str, tmp_path: Path) -> None:
     obs = observations(5)
     actor, critic, network = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh), mlp((5, 8, 8, 3), nn.ReLU)
-    with torch.no_grad():
-        choices, values = actor(obs), network(obs)
+    choices, values = actor(obs), network(obs)
     model = named("actor", actor) | named("critic", critic)
     described = describe(saved(tmp_path / "ppo", {"model_state_dict": model} if root else model))
     assert_scored(described, obs, torch.distributions.Categorical(logits=choices))
@@ -256,15 +247,14 @@ def test_cleanrls_squashed_policies(soft: bool, tmp_path: Path) -> None:
     state |= {"action_scale": scale, "action_bias": bias} | (named("fc_logstd", fc_logstd) if soft else {})
     described = describe(saved(tmp_path / "model", state if soft else (state, {}, {})))
     obs = observations(5)
-    with torch.no_grad():
-        hidden = torch.relu(fc2(torch.relu(fc1(obs))))
-        assert_equal(mean(described, obs), torch.tanh(fc_mean(hidden)) * scale + bias)
-        if soft:
-            log_std = -5 + 0.5 * (2 - -5) * (torch.tanh(fc_logstd(hidden)) + 1)
-            dist = torch.distributions.Normal(fc_mean(hidden), log_std.exp())
-            before = dist.sample().clamp(-3.0, 3.0)
-            jacobian = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
-            assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - jacobian)
+    hidden = torch.relu(fc2(torch.relu(fc1(obs))))
+    assert_equal(mean(described, obs), torch.tanh(fc_mean(hidden)) * scale + bias)
+    if soft:
+        log_std = -5 + 0.5 * (2 - -5) * (torch.tanh(fc_logstd(hidden)) + 1)
+        dist = torch.distributions.Normal(fc_mean(hidden), log_std.exp())
+        before = dist.sample().clamp(-3.0, 3.0)
+        jacobian = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
+        assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - jacobian)
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------

@@ -147,8 +147,7 @@ def test_what_torch_puts_around_a_state_dict(wrapper: str, holder: str | None, t
     kept: Any = {f"{wrapper}{name}": values for name, values in model.state_dict().items()}
     path = saved(tmp_path / "model.pt", kept if holder is None else {holder: kept, "args": {}})
     obs, actions = observations(5), torch.randn(COUNT, 3)
-    with torch.no_grad():
-        assert_equal(log_prob(describe(path), obs, actions), model.log_prob(obs, actions))
+    assert_equal(log_prob(describe(path), obs, actions), model.log_prob(obs, actions))
 
 
 def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
@@ -178,8 +177,7 @@ def test_skrls_off_policy_agents(std: float | None, tmp_path: Path) -> None:
         kept["policy"]["log_std_parameter"] = torch.full((2,), -0.5)
     described = describe(saved(tmp_path / "agent.pt", kept), Options(std=std))
     assert described.kind == ("TD3 or DDPG" if std else "Gaussian policy")
-    with torch.no_grad():
-        assert_scored(described, obs, torch.distributions.Normal(network(obs), std or float(np.exp(-0.5))))
+    assert_scored(described, obs, torch.distributions.Normal(network(obs), std or float(np.exp(-0.5))))
 
 
 def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: Path) -> None:
@@ -188,8 +186,7 @@ def test_skrls_choices_are_read_by_the_layout_that_the_message_begins(tmp_path: 
     said = r"looks like skrl.s, but its .*discrete=yes for choices.*--layout .actor=policy.net, activation=NAME"
     with pytest.raises(CannotCopyError, match=said):
         describe(path)
-    with torch.no_grad():
-        dist = torch.distributions.Categorical(logits=network(obs))
+    dist = torch.distributions.Categorical(logits=network(obs))
     assert_scored(describe(path, Options(layout="actor=policy.net, activation=elu, discrete=yes")), obs, dist)
 
 

@@ -1,5 +1,6 @@
 """ONNX and TorchScript as libraries and their documentation export them: several outputs, choices, and halves."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ def test_stable_baselines3s_documented_export_is_copied(kind: str, own: dict[str
 def test_stable_baselines3s_documented_export_of_choices_is_copied(tmp_path: Path) -> None:
     model, _ = made(sb3.PPO, tmp_path, "choice")
     path, obs = exported(tmp_path / "policy.onnx", Deterministic(model.policy)), observations(5)
-    with torch.no_grad():
-        dist = model.policy.get_distribution(obs.double()).distribution
-        cool = torch.distributions.Categorical(logits=dist.logits / 0.5)
+    dist = model.policy.get_distribution(obs.double()).distribution
+    cool = torch.distributions.Categorical(logits=dist.logits / 0.5)
     described = describe(path)
     assert_scored(described, obs, dist)
     assert np.array_equal(policy_from(described)(obs).mode()[:, 0], run(path, obs))
@@ -63,53 +63,44 @@ def test_rsl_rls_graphs_are_copied(own: str, tmp_path: Path) -> None:
     onnx = exported(tmp_path / "policy.onnx", actor.as_onnx(verbose=False).eval(), old=not has_half)
     for path in (onnx, script(tmp_path / "policy.pt", actor.as_jit(), 5)):
         described = describe(path, STD)
-        with torch.no_grad():
-            assert_equal(mean(described, obs), actor(groups))
+        assert_equal(mean(described, obs), actor(groups))
         assert (DROPPED in described.notes) == has_half
 
 
-class HalfTanh(nn.Module):
-    """As many a script writes it: the means go through tanh, and the log-stds are left out."""
+class Followed(nn.Module):
+    """A network, and a function of its outputs."""
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, body: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.body, self.scale = mlp((5, 8, 6), nn.ReLU), scale
+        self.body, self.function = body, function
 
     def forward(self, obs: Tensor) -> Tensor:
-        return torch.tanh(self.body(obs)[:, :3]) * self.scale
+        return self.function(self.body(obs))
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_a_half_that_pytorchs_graph_drops_is_not_taken_for_braxs_std(scale: float, tmp_path: Path) -> None:
-    module, obs = stirred(HalfTanh(scale)), observations(5)
+    """As many a script writes it: the means go through tanh, and the log-stds are left out."""
+    module = stirred(Followed(mlp((5, 8, 6), nn.ReLU), lambda out: torch.tanh(out[:, :3]) * scale))
+    obs = observations(5)
     for path in (exported(tmp_path / "p.onnx", module), script(tmp_path / "p.pt", module, 5, traced=True)):
         described = describe(path)
         assert described.std is None
         assert DROPPED in described.notes
         assert (TANH_NOTE in described.notes) == (scale == 1.0)
-        with torch.no_grad():
-            assert_equal(mean(described, obs), module(obs))
-
-
-class Logits(nn.Module):
-    def __init__(self, last: str, chooses: bool) -> None:
-        super().__init__()
-        self.body, self.last, self.chooses = mlp((5, 8, 3), nn.Tanh), last, chooses
-
-    def forward(self, obs: Tensor) -> Tensor:
-        out = self.body(obs)
-        if self.last:
-            out = getattr(torch, self.last)(out, -1)
-        return out.argmax(-1) if self.chooses else out
+        assert_equal(mean(described, obs), module(obs))
 
 
 @pytest.mark.parametrize("chooses", [False, True])
 @pytest.mark.parametrize("last", ["", "softmax", "log_softmax"])
 def test_a_graph_of_logits_or_probabilities_is_copied(last: str, chooses: bool, tmp_path: Path) -> None:
-    module, obs = stirred(Logits(last, chooses)), observations(5)
+    def ending(out: Tensor) -> Tensor:
+        out = getattr(torch, last)(out, -1) if last else out
+        return out.argmax(-1) if chooses else out
+
+    module, obs = stirred(Followed(mlp((5, 8, 3), nn.Tanh), ending)), observations(5)
     paths = [exported(tmp_path / "p.onnx", module), script(tmp_path / "p.pt", module, 5, traced=True)]
-    with torch.no_grad():
-        dist = torch.distributions.Categorical(logits=module.body(obs))
+    dist = torch.distributions.Categorical(logits=module.body(obs))
     for path in paths:
         if not chooses:
             logits = "such as --std 0.2, or --temperature 1 where its outputs are logits"
@@ -137,6 +128,5 @@ def test_of_a_tuple_the_first_is_taken(traced: bool, tmp_path: Path) -> None:
     assert FIRST_OUTPUT_NOTE in described.notes
     path = script(tmp_path / "cloned.pt", cloned, 5, traced)
     assert FIRST_OUTPUT_NOTE in open_policy(path, STD, trust=True).notes
-    with torch.no_grad():
-        assert_equal(mean(described, obs), copied(obs)[0])
-        assert_equal(placed(path, 5, 3, trust=True).distribution(obs).mode(), cloned(obs)[0])
+    assert_equal(mean(described, obs), copied(obs)[0])
+    assert_equal(placed(path, 5, 3, trust=True).distribution(obs).mode(), cloned(obs)[0])

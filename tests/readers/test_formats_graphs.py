@@ -69,7 +69,7 @@ def test_unitrees_policy_with_its_weights_beside(real: Callable[[str], Path], tm
 def test_boosters_policy(real: Callable[[str], Path]) -> None:
     path = real("booster_gym/T1.pt")
     obs = observations(47, 2.0)
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert_equal(mean(describe(path), obs), torch.jit.load(str(path))(obs))
 
@@ -107,8 +107,7 @@ def test_torchscript_perceptrons(activation: nn.Module, traced: bool, tmp_path: 
     assert described.squashed == traced
     assert described.normalizer.clip == 5.0
     obs = observations(5, 3.0)
-    with torch.no_grad():
-        assert_equal(mean(described, obs), module(obs))
+    assert_equal(mean(described, obs), module(obs))
 
 
 def test_a_clip_without_numbers_is_at_1(tmp_path: Path) -> None:
@@ -118,9 +117,8 @@ def test_a_clip_without_numbers_is_at_1(tmp_path: Path) -> None:
     ).eval()
     path, obs = script(tmp_path / "policy.pt", module, 5, True), observations(5, 9.0)
     assert describe(path).mean_clip == 1.0
-    with torch.no_grad():
-        assert (module(obs).abs() == 1.0).any()
-        assert_equal(mean(describe(path), obs), module(obs))
+    assert (module(obs).abs() == 1.0).any()
+    assert_equal(mean(describe(path), obs), module(obs))
 
 
 class Louder(nn.Module):
@@ -140,8 +138,7 @@ class Louder(nn.Module):
 def test_torchscript_that_was_saved_in_training_acts_as_after_eval(tmp_path: Path) -> None:
     module, obs = Louder(), observations(5)
     path = script(tmp_path / "policy.pt", module, 5)
-    with torch.no_grad():
-        assert_equal(mean(describe(path), obs), module.layer(obs))
+    assert_equal(mean(describe(path), obs), module.layer(obs))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -164,8 +161,7 @@ def test_repolicys_own_exports(family: Any, tmp_path: Path) -> None:
     export(policy, path := tmp_path / "file", "torchscript")
     described = describe(path)
     obs = observations(4, 20.0)
-    with torch.no_grad():
-        wanted = policy.to_environment(policy(obs).mode().numpy())
+    wanted = policy.to_environment(policy(obs).mode().numpy())
     assert_equal(mean(described, obs), wanted)
 
 

@@ -102,22 +102,20 @@ def test_rsl_rls_std_stays_in_the_range_of_its_settings(kind: str, std_type: str
     )
     hetero = kind.startswith("Hetero")
     network = mlp((5, 8, 6 if hetero else 3), nn.ELU)
-    with torch.no_grad():
-        network[-1].bias[:] = torch.tensor([0.0, 0.0, 0.0, -9.0, 0.6, 9.0])[: len(network[-1].bias)]
-        for parameter in distribution.parameters():
-            parameter[:] = torch.tensor([-9.0, 0.6, 9.0])
+    network[-1].bias[:] = torch.tensor([0.0, 0.0, 0.0, -9.0, 0.6, 9.0])[: len(network[-1].bias)]
+    for parameter in distribution.parameters():
+        parameter[:] = torch.tensor([-9.0, 0.6, 9.0])
     kept = {"actor_state_dict": named("mlp", network) | named("distribution", distribution), "iter": 1}
     path = saved(tmp_path / "model_1.pt", kept)
     assert any("std_range" in note for note in describe(path).notes)
     settings(tmp_path, f"  activation: elu\n  std_type: {std_type}\n  std_range:{written}\n")
     described, obs = describe(path), observations(5)
     assert not any("std_range" in note for note in described.notes)
-    with torch.no_grad():
-        outputs = network(obs)
-        distribution.update(outputs.reshape(-1, 2, 3) if hetero else outputs)
-        found = policy_from(described)(obs)
-        torch.testing.assert_close(found.log_std.exp().expand(len(obs), 3), distribution.std, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.mode(), distribution.mean, atol=1e-5, rtol=1e-5)
+    outputs = network(obs)
+    distribution.update(outputs.reshape(-1, 2, 3) if hetero else outputs)
+    found = policy_from(described)(obs)
+    torch.testing.assert_close(found.log_std.exp().expand(len(obs), 3), distribution.std, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.mode(), distribution.mean, atol=1e-5, rtol=1e-5)
 
 
 SKRL = "    clip_log_std: {}\n    min_log_std: -2.0\n    max_log_std: 1.0\n    activations: {}\n"

@@ -58,12 +58,11 @@ def test_rl_games(kind: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "Ant.pth", kept | ({"running_mean_std": statistics} if kind == "old" else {}))
     assert recognized(path) == "mapped"
     obs = observations(5, 4.0)
-    with torch.no_grad():
-        values = body(normalized(obs, 1e-5, 5.0))
-        dist: Any = torch.distributions.Categorical(logits=head(values))
-        if kind != "choice":
-            std = sigma(values).exp() if kind == "sigma of the state" else STD
-            dist = torch.distributions.Normal(head(values), std)
+    values = body(normalized(obs, 1e-5, 5.0))
+    dist: Any = torch.distributions.Categorical(logits=head(values))
+    if kind != "choice":
+        std = sigma(values).exp() if kind == "sigma of the state" else STD
+        dist = torch.distributions.Normal(head(values), std)
     described = describe(path)
     assert_scored(described, obs, dist)
     assert (described.library, described.normalizer.count) == ("rl_games", 77.0)
@@ -78,8 +77,7 @@ def test_isaac_labs_settings_tell_rl_gamess_activation(tmp_path: Path) -> None:
     path, obs = saved(tmp_path / "nn" / "Ant.pth", {"model": network}), observations(5)
     text = "  network:\n    space:\n      continuous:\n        mu_activation: {}\n    mlp:\n      activation: relu\n"
     settings(tmp_path, text.format("None"))
-    with torch.no_grad():
-        assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), STD))
+    assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), STD))
     for of, function in (("mean", text.format("tanh")), ("std", text.format("None\n        sigma_activation: tanh"))):
         settings(tmp_path, function)
         with pytest.raises(CannotCopyError, match=f"its {of} goes through tanh"):
@@ -93,8 +91,7 @@ def test_isaac_labs_settings_tell_what_rl_gamess_sigma_is(tmp_path: Path) -> Non
     text = "  name: a2c_continuous\n  model:\n    name: {}\n  mlp:\n    activation: elu\n"
     for model, std in (("continuous_a2c", STD), ("continuous_a2c_logstd", STD.exp())):
         settings(tmp_path, text.format(model))
-        with torch.no_grad():
-            assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), std))
+        assert_scored(describe(path), obs, torch.distributions.Normal(head(body(obs)), std))
         assert not any("exp(sigma)" in note for note in describe(path).notes)
     settings(tmp_path, text.format("continuous_a2c_tanh"))
     with pytest.raises(CannotCopyError, match="its model is continuous_a2c_tanh, another distribution"):
@@ -125,13 +122,12 @@ def test_torchrl(kind: str, tmp_path: Path) -> None:
         kept = {f"actor_network_params.{name}": each for name, each in kept.items()}
         kept |= named("critic_network_params.module", nn.Linear(5, 1)) | {"clip_epsilon": torch.tensor(0.2)}
     obs = observations(5)
-    with torch.no_grad():
-        out = net(obs)
-        inverse = torch.tensor(0.99).expm1().log()  # so that a raw 0 becomes 1, of which 0.01 is the least
-        scale = STD.expand(len(obs), 2) if kind == "one scale" else nn.functional.softplus(out[:, 2:] + inverse) + 0.01
-        dist = torch.distributions.Normal(out[:, :2], scale)
-        before = dist.sample().clamp(-3.0, 3.0)
-        slope = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
+    out = net(obs)
+    inverse = torch.tensor(0.99).expm1().log()  # so that a raw 0 becomes 1, of which 0.01 is the least
+    scale = STD.expand(len(obs), 2) if kind == "one scale" else nn.functional.softplus(out[:, 2:] + inverse) + 0.01
+    dist = torch.distributions.Normal(out[:, :2], scale)
+    before = dist.sample().clamp(-3.0, 3.0)
+    slope = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
     described = describe(saved(tmp_path / "actor.pt", kept))
     assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope)
     assert_equal(mean(described, obs), torch.tanh(out[:, :2]))
@@ -156,11 +152,10 @@ def test_a_users_last_layer_of_means_and_log_stds(tmp_path: Path) -> None:
     path = saved(tmp_path / "policy.pt", named("pi", net))
     obs = observations(5, 4.0)
     described = describe(path, Options(layout="actor=pi, activation=relu, halves=yes, low=-1, high=0.1"))
-    with torch.no_grad():
-        means, log_stds = net(obs).chunk(2, -1)
-        assert (log_stds > 0.1).any()
-        assert (log_stds < -1.0).any()
-        assert_scored(described, obs, torch.distributions.Normal(means, log_stds.clamp(-1.0, 0.1).exp()))
+    means, log_stds = net(obs).chunk(2, -1)
+    assert (log_stds > 0.1).any()
+    assert (log_stds < -1.0).any()
+    assert_scored(described, obs, torch.distributions.Normal(means, log_stds.clamp(-1.0, 0.1).exp()))
     odd = saved(tmp_path / "odd.pt", named("pi", nn.Linear(5, 3)))
     with pytest.raises(CannotCopyError, match="its last layer has 3 outputs"):
         describe(odd, Options(layout="actor=pi, activation=relu, halves=yes"))
@@ -186,19 +181,18 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
     kept = model if kind in ("SAC", "TD3 or DDPG") else {"model": model, "obs_rms": STATISTICS}
     path, obs = saved(tmp_path / "policy.pth", kept), observations(5, 4.0)
     described = describe(path)
-    with torch.no_grad():
-        inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
-        values = body(inputs)
-        if kind == "choice":
-            assert_scored(described, obs, torch.distributions.Categorical(logits=head(values)))
-            return
-        if kind == "TD3 or DDPG":
-            assert_equal(mean(described, obs), torch.tanh(head(values)))
-            assert "give one with --std" in " ".join(described.notes)
-            return
-        std = STD if kind.startswith("PPO") else sigma(values).clamp(-20, 2).exp()
-        normal = torch.distributions.Normal(head(values), std)
-        raw = normal.sample()
+    inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
+    values = body(inputs)
+    if kind == "choice":
+        assert_scored(described, obs, torch.distributions.Categorical(logits=head(values)))
+        return
+    if kind == "TD3 or DDPG":
+        assert_equal(mean(described, obs), torch.tanh(head(values)))
+        assert "give one with --std" in " ".join(described.notes)
+        return
+    std = STD if kind.startswith("PPO") else sigma(values).clamp(-20, 2).exp()
+    normal = torch.distributions.Normal(head(values), std)
+    raw = normal.sample()
     assert any("a policy of SAC" in note for note in described.notes) == (kind == "conditioned")
     assert (described.squashed, described.kind) == (kind == "SAC", "SAC" if kind == "SAC" else "PPO")
     slopes = torch.log1p(-(torch.tanh(raw.double()) ** 2)).sum(-1) if kind == "SAC" else 0.0
@@ -210,8 +204,7 @@ def test_tianshous_policy_without_its_critics_takes_a_std(tmp_path: Path) -> Non
     state = named("actor.preprocess.model.model", body) | named("actor.last.model", nn.Sequential(head))
     path = saved(tmp_path / "policy.pth", state)
     assert describe(path).actions.kind == "discrete"
-    with torch.no_grad():
-        assert_equal(mean(describe(path, Options(std=0.2)), obs), torch.tanh(head(body(obs))))
+    assert_equal(mean(describe(path, Options(std=0.2)), obs), torch.tanh(head(body(obs))))
 
 
 def test_layers_of_tianshous_head_have_its_default_activation(tmp_path: Path) -> None:
@@ -244,8 +237,7 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
     with pytest.raises(FileError, match=f'such as --layout "{suggested(BOOSTER)}"'):
         inspect(path)
     obs = observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(actor(obs), STD)
+    dist = torch.distributions.Normal(actor(obs), STD)
     described = describe(path, Options(layout=BOOSTER))
     assert_scored(described, obs, dist)
     assert described.normalizer is None
@@ -283,8 +275,7 @@ def test_the_stds_of_sample_factory_are_suggested_as_logarithms(adaptive: bool, 
     end = r" \(with halves=yes, too, if the second half of the last layer are log-stds\)$" if adaptive else "$"
     with pytest.raises(FileError, match=rf'--layout "{re.escape(line + std)}, activation=NAME"{end}'):
         describe(path)
-    with torch.no_grad():
-        means, log_stds = head(body(obs)).chunk(2, -1) if adaptive else (head(body(obs)), STD)
+    means, log_stds = head(body(obs)).chunk(2, -1) if adaptive else (head(body(obs)), STD)
     described = describe(path, Options(layout=f"{line}{std}{', halves=yes' * adaptive}, activation=elu"))
     assert_scored(described, obs, torch.distributions.Normal(means, log_stds.exp()))
 
@@ -294,8 +285,7 @@ def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=f'"{suggested(BOOSTER)}, normalizer=obs_rms"'):
         describe(path)
     obs = observations(5, 4.0)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
+    dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
     layout = f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3"
     assert_scored(describe(path, Options(layout=layout)), obs, dist)
     unclipped = describe(path, Options(layout=layout.removesuffix(", clip=3")))
@@ -321,8 +311,7 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=f'--layout "{suggested(line)}"'):
         describe(path)
     obs = observations(5)
-    with torch.no_grad():
-        assert_scored(describe(path, Options(layout=line)), obs, torch.distributions.Normal(actor(obs), STD))
+    assert_scored(describe(path, Options(layout=line)), obs, torch.distributions.Normal(actor(obs), STD))
 
 
 @pytest.mark.parametrize(
@@ -367,8 +356,7 @@ def test_safetensors_of_a_state_dict(kind: torch.dtype, tmp_path: Path) -> None:
     with pytest.raises(FileError, match='which tensors are what, such as layout "actor=pi, log_std=log_std'):
         load_policy(path)
     policy, obs = load_policy(path, layout="actor=pi, log_std=log_std, activation=tanh"), observations(5)
-    with torch.no_grad():
-        assert_equal(policy(obs).mode(), net.float()(obs))
+    assert_equal(policy(obs).mode(), net.float()(obs))
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(FileError, match="model.safetensors is damaged"):
         load_policy(path)

@@ -59,8 +59,7 @@ def test_its_choices_need_a_temperature(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--temperature"):
         describe(old)
     obs = observations(5)
-    with torch.no_grad():
-        boltzmann = torch.distributions.Categorical(logits=model.policy.action_net(obs) / 0.5)
+    boltzmann = torch.distributions.Categorical(logits=model.policy.action_net(obs) / 0.5)
     assert_scored(describe(old, Options(temperature=0.5)), obs, boltzmann)
 
 
@@ -132,10 +131,9 @@ def test_the_zoos_policies(name: str, real: Callable[[str], Path]) -> None:
     statistics = path.with_name(f"{name}.vecnormalize.pkl")
     assert (described.normalizer is not None) == statistics.exists()
     inputs = torch.as_tensor(normalized(statistics, obs.numpy())) if statistics.exists() else obs
-    with torch.no_grad():
-        dist = host.double().get_distribution(inputs.double())
-        taken = dist.distribution.sample()
-        assert_equal(log_prob(described, obs, taken.reshape(COUNT, -1)), dist.log_prob(taken))
+    dist = host.double().get_distribution(inputs.double())
+    taken = dist.distribution.sample()
+    assert_equal(log_prob(described, obs, taken.reshape(COUNT, -1)), dist.log_prob(taken))
 
 
 @pytest.mark.usefixtures("_in_double")
@@ -144,6 +142,5 @@ def test_the_zoos_sac(real: Callable[[str], Path]) -> None:
     host = SACPolicy(spaces.Box(-np.inf, np.inf, (11,)), spaces.Box(-1, 1, (3,)), lambda _: 1e-3)
     host.load_state_dict(weights(path))
     described, obs = describe(path), observations(11)
-    with torch.no_grad():
-        assert_equal(mean(described, obs), host.double()._predict(obs.double(), deterministic=True))
+    assert_equal(mean(described, obs), host.double()._predict(obs.double(), deterministic=True))
     check_soft(host, described, obs)

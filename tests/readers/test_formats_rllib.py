@@ -163,10 +163,9 @@ def test_a_gaussian_of_which_both_halves_depend_on_the_state(write: Any, body: s
     net, state = made(4, body, bound)
     path, obs = write(state | named("vf.net.mlp", nn.Sequential(nn.Linear(7, 1)))), observations(5)
     assert recognized(path) == "rllib"
-    with torch.no_grad():
-        loc, log_std = net(obs).chunk(2, -1)
-        assert bool((log_std.abs() > bound).any()) is (bound < 1.0)
-        dist = torch.distributions.Normal(loc, log_std.clamp(-bound, bound).exp())
+    loc, log_std = net(obs).chunk(2, -1)
+    assert bool((log_std.abs() > bound).any()) is (bound < 1.0)
+    dist = torch.distributions.Normal(loc, log_std.clamp(-bound, bound).exp())
     described = describe(path)
     assert_scored(described, obs, dist)
     assert (described.library, described.kind, described.clips) == ("RLlib", "PPO", True)
@@ -176,8 +175,7 @@ def test_layer_norms_have_rllibs_epsilon_and_one_std_is_for_all_states(write: An
     net, _ = made(2)
     encoder = nn.Sequential(net[0][0], nn.LayerNorm(8, eps=1e-3), nn.Tanh(), net[0][2], nn.LayerNorm(7, eps=1e-3))
     log_std, obs = torch.tensor([-0.5, 0.3]), observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(net[2](torch.tanh(encoder(obs))), log_std.exp())
+    dist = torch.distributions.Normal(net[2](torch.tanh(encoder(obs))), log_std.exp())
     state = named("encoder.actor_encoder.net.mlp", encoder) | named("pi.net.mlp", net[2]) | {"pi.log_std": log_std}
     assert_scored(describe(write(state, free_log_std=True, fcnet_use_layernorm=True)), obs, dist)
 
@@ -186,10 +184,9 @@ def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
     net, state = made(4)
     low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 3.0])
     path, obs = write(state, Box(low.numpy(), high.numpy())), observations(5)
-    with torch.no_grad():
-        loc, log_std = net(obs).chunk(2, -1)
-        half = (high - low) / 2.0
-        dist = torch.distributions.Normal(low + (loc + 1.0) * half, log_std.exp() * half)
+    loc, log_std = net(obs).chunk(2, -1)
+    half = (high - low) / 2.0
+    dist = torch.distributions.Normal(low + (loc + 1.0) * half, log_std.exp() * half)
     described = describe(path)
     assert_scored(described, obs, dist)
     assert_equal(mean(described, obs), dist.mean.clamp(low, high))
@@ -203,8 +200,7 @@ def test_one_std_is_cut_before_it_is_taken_to_the_bounds(write: Any) -> None:
     net, state = made(2, bound=0.2)
     state |= {"pi.log_std": torch.tensor([0.1, -0.5])}
     path, obs = write(state, Box(-3.0, 3.0, (2,)), free_log_std=True), observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Normal(3.0 * net(obs), 3.0 * torch.tensor([0.1, -0.2]).exp())
+    dist = torch.distributions.Normal(3.0 * net(obs), 3.0 * torch.tensor([0.1, -0.2]).exp())
     assert_scored(describe(path), obs, dist)
 
 
@@ -228,8 +224,7 @@ def test_whether_actions_are_scaled_or_clipped_stands_in_the_checkpoint(
     folder, obs = into_folder(tmp_path), observations(5)
     record_scaling(folder, scales, monkeypatch, clips)
     described = describe(folder / RLLIB)
-    with torch.no_grad():
-        loc, log_std = net(obs).chunk(2, -1)
+    loc, log_std = net(obs).chunk(2, -1)
     assert (loc > 1.0).any()
     factor = bound if scales else 1.0
     assert_scored(described, obs, torch.distributions.Normal(factor * loc, factor * log_std.exp()))
@@ -245,8 +240,7 @@ def test_what_sac_sends_is_scaled_only_where_the_checkpoint_says_so(
     write(state, Box(-2.0, 2.0, (2,)), TAUGHT.format("sac", "SAC"))
     folder, obs = into_folder(tmp_path), observations(5)
     record_scaling(folder, scales, monkeypatch)
-    with torch.no_grad():
-        loc = net.double()(obs.double()).chunk(2, -1)[0]
+    loc = net.double()(obs.double()).chunk(2, -1)[0]
     described = describe(folder / RLLIB)
     assert_equal(mean(described, obs), (2.0 if scales else 1.0) * torch.tanh(loc).numpy())
     assert SCALED_NOTE not in described.notes
@@ -257,13 +251,12 @@ def test_sac(write: Any) -> None:
     state["pi.net.mlp.0.weight"] *= 40.0  # stds beyond both of their bounds
     low, high = np.float32([-2.0, -1.0]), np.float32([2.0, 3.0])
     path, obs = write(state, Box(low, high), TAUGHT.format("sac", "SAC"), twin_q=True), observations(5)
-    with torch.no_grad():
-        loc, log_std = net.double()(obs.double()).chunk(2, -1)
-        assert (log_std > 2.0).any()
-        assert (log_std < -5.0).any()
-        dist = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
-        before = dist.sample().clamp(-3.0, 3.0)
-        slope = torch.log(1.0 - torch.tanh(before) ** 2).sum(-1)
+    loc, log_std = net.double()(obs.double()).chunk(2, -1)
+    assert (log_std > 2.0).any()
+    assert (log_std < -5.0).any()
+    dist = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
+    before = dist.sample().clamp(-3.0, 3.0)
+    slope = torch.log(1.0 - torch.tanh(before) ** 2).sum(-1)
     described = describe(path)
     assert described.kind == "SAC"
     assert {GREEDY_NOTE, SCALED_NOTE} <= {*described.notes}
@@ -274,8 +267,7 @@ def test_sac(write: Any) -> None:
 def test_choices(write: Any) -> None:
     net, state = made(3)
     obs = observations(5)
-    with torch.no_grad():
-        dist = torch.distributions.Categorical(logits=net(obs))
+    dist = torch.distributions.Categorical(logits=net(obs))
     assert_scored(describe(write(state, Discrete(3))), obs, dist)
 
 

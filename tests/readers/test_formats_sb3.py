@@ -57,13 +57,12 @@ def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_p
     model, path = made(sb3.PPO, tmp_path, use_sde=True, policy_kwargs=settings)
     described, obs = describe(path), observations(5)
     assert described.std.source == "features"
-    with torch.no_grad():
-        dist = model.policy.get_distribution(obs)
-        before = dist.distribution.sample()  # the noise matrix of gSDE is of a batch; this is its marginal
-        squashed = settings.get("squash_output", False)
-        if squashed:
-            dist.bijector.epsilon = 0.0
-        wanted = dist.log_prob(torch.tanh(before) if squashed else before)
+    dist = model.policy.get_distribution(obs)
+    before = dist.distribution.sample()  # the noise matrix of gSDE is of a batch; this is its marginal
+    squashed = settings.get("squash_output", False)
+    if squashed:
+        dist.bijector.epsilon = 0.0
+    wanted = dist.log_prob(torch.tanh(before) if squashed else before)
     assert described.family == ("features_squashed" if squashed else "features_gaussian")
     assert_equal(log_prob(described, obs, before), wanted)
 
@@ -82,8 +81,7 @@ def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
 
 def predicted(model: Any, obs: torch.Tensor) -> np.ndarray:
     """The library's own mean action, scaled to the environment's bounds."""
-    with torch.no_grad():
-        return model.policy.unscale_action(model.policy._predict(obs, deterministic=True).numpy())
+    return model.policy.unscale_action(model.policy._predict(obs, deterministic=True).numpy())
 
 
 @pytest.mark.parametrize("kind", ["TD3", "DDPG"])
@@ -114,9 +112,8 @@ def test_values_become_a_boltzmann_policy(kind: str, tmp_path: Path) -> None:
     assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
     assert inspect(path, Options(temperature=0.05))["missing"] == "the environment (--env)"
     described, obs = describe(path, Options(temperature=0.05)), observations(5)
-    with torch.no_grad():
-        q = model.q_net(obs) if kind == "DQN" else model.quantile_net(obs).mean(1)
-        assert_scored(described, obs, torch.distributions.Categorical(logits=q / 0.05))
+    q = model.q_net(obs) if kind == "DQN" else model.quantile_net(obs).mean(1)
+    assert_scored(described, obs, torch.distributions.Categorical(logits=q / 0.05))
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "LinearPolicy"])
@@ -142,10 +139,9 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
         assert describe(path, Options(vecnormalize="none")).normalizer is None
     described = describe(path, Options(vecnormalize=str(tmp_path / file)) if elsewhere else Options())
     obs = observations(5, 4.0)
-    with torch.no_grad():
-        normalized = torch.as_tensor(envs.normalize_obs(obs.numpy()))
-        assert float(normalized.abs().max()) == 2.5
-        assert_scored(described, obs, model.policy.get_distribution(normalized))
+    normalized = torch.as_tensor(envs.normalize_obs(obs.numpy()))
+    assert float(normalized.abs().max()) == 2.5
+    assert_scored(described, obs, model.policy.get_distribution(normalized))
 
 
 def test_statistics_of_one_frame_hold_for_each_that_is_stacked(tmp_path: Path) -> None:
@@ -155,9 +151,8 @@ def test_statistics_of_one_frame_hold_for_each_that_is_stacked(tmp_path: Path) -
     model, path = made(sb3.PPO, tmp_path, seen=spaces.Box(-np.inf, np.inf, (15,)))
     described, obs = describe(path, Options(vecnormalize=str(tmp_path / "one" / "seen.pkl"))), observations(15, 4.0)
     assert "seen.pkl has statistics of one frame, which are taken for all that the policy takes" in described.notes
-    with torch.no_grad():
-        frames = [torch.as_tensor(envs.normalize_obs(frame.numpy())) for frame in obs.split(5, 1)]
-        assert_scored(described, obs, model.policy.get_distribution(torch.cat(frames, 1)).distribution)
+    frames = [torch.as_tensor(envs.normalize_obs(frame.numpy())) for frame in obs.split(5, 1)]
+    assert_scored(described, obs, model.policy.get_distribution(torch.cat(frames, 1)).distribution)
 
 
 def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_path: Path) -> None:
@@ -165,10 +160,9 @@ def test_a_dict_of_observations_is_its_groups_side_by_side_and_normalized(tmp_pa
     model, path, envs = with_statistics(tmp_path, "vecnormalize.pkl", seen)
     described, obs = describe(path), observations(5, 4.0)
     assert described.groups == (("a", 3), ("b", 2))
-    with torch.no_grad():
-        split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
-        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
-        assert_scored(described, obs, model.policy.get_distribution(groups))
+    split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
+    groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
+    assert_scored(described, obs, model.policy.get_distribution(groups))
 
 
 def test_of_a_dict_some_parts_may_be_normalized_where_nothing_is_clipped(tmp_path: Path) -> None:
@@ -178,9 +172,8 @@ def test_of_a_dict_some_parts_may_be_normalized_where_nothing_is_clipped(tmp_pat
     described, obs = describe(path), observations(6, 4.0)
     assert described.notes == (f"observations are normalized by {file}",)
     split = dict(zip("abc", (part.numpy() for part in obs.split([3, 2, 1], 1)), strict=True))
-    with torch.no_grad():
-        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
-        assert_scored(described, obs, model.policy.get_distribution(groups))
+    groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
+    assert_scored(described, obs, model.policy.get_distribution(groups))
     _, path, _ = with_statistics(tmp_path, file, seen, **keys)
     with pytest.raises(UsageError, match="does not normalize a, c, and a copy would clip it to 2.5, too: export"):
         describe(path)
@@ -213,7 +206,8 @@ def test_statistics_of_another_training_beside_an_off_policy_zip_are_refused(nor
 
     envs = VecNormalize(DummyVecEnv([Far])) if normalizes else DummyVecEnv([Far])
     model = sb3.SAC("MlpPolicy", envs, device="cpu", seed=0, **SMALL)
-    model.learn(8)
+    with torch.enable_grad():
+        model.learn(8)
     model.save(tmp_path / "sac.zip")
     if normalizes:
         envs.save(str(tmp_path / "vecnormalize.pkl"))

@@ -50,8 +50,7 @@ def test_code_is_read_however_it_is_written(name: str, traced: bool, tmp_path: P
     code = COPIED[name]
     (path, module), obs = written(tmp_path / "policy.pt", code, traced), observations(5)
     described = describe(path)
-    with torch.no_grad():
-        assert_equal(mean(described, obs), module(obs))
+    assert_equal(mean(described, obs), module(obs))
     assert (described.normalizer is not None) == ("self.var" in code)
 
 
@@ -115,8 +114,7 @@ def test_what_works_in_place_is_followed_and_so_are_hooks_or_they_are_refused(ho
     else:
         described = describe(path)
         assert described.mean_clip == 0.3
-        with torch.no_grad():
-            assert_equal(mean(described, obs), module(obs))
+        assert_equal(mean(described, obs), module(obs))
 
 
 def test_a_torchscript_file_without_its_code_is_one_sentence(tmp_path: Path) -> None:
@@ -139,5 +137,4 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
         describe(path)
     prior = open_policy(path, Options(std=0.2), trust=True).agent
     assert isinstance(prior, MeanPrior)
-    with torch.no_grad():
-        assert_equal(prior.for_spaces(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))
+    assert_equal(prior.for_spaces(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))

@@ -77,8 +77,7 @@ def test_torchscript_runs_where_it_is_trusted_in_its_own_precision(kind: torch.d
         open_policy(path, STD)
     prior = placed(path, 5, 3, trust=True)
     assert not prior.has_memory
-    with torch.no_grad():
-        assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
+    assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
 
 
 class Later(Recurrent):
@@ -108,8 +107,7 @@ def test_an_lstm_remembers_each_episode_of_its_own(module: Recurrent, tmp_path: 
     for n in range(4):
         starts = [0, *(np.flatnonzero(ended[:, n]) + 1).tolist(), 9]
         for start, end in itertools.pairwise(starts):
-            with torch.no_grad():
-                wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
+            wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
             torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
     again, _ = prior.for_spaces(5, prior.actions).follow(steps[:5], ended[:5], None)
     assert torch.equal(again.mode(), first.mode())
@@ -134,8 +132,7 @@ def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:
     for _ in range(2):  # a run begins with it several times
         prior = prior.for_spaces(5, prior.actions)
         found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
-        with torch.no_grad():
-            torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
 
 
 def test_a_memory_that_changes_late_is_each_environments_own(tmp_path: Path) -> None:
@@ -158,8 +155,7 @@ def test_a_memory_that_changes_late_is_each_environments_own(tmp_path: Path) -> 
     prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
     found = prior.follow(steps, torch.zeros(6, 4, dtype=torch.bool), None)[0].mode()
     steps[3:] += steps[3:].cumsum(0)  # what is kept is added from the fourth step on
-    with torch.no_grad():
-        torch.testing.assert_close(found, module.last(steps), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, module.last(steps), atol=1e-5, rtol=1e-5)
 
 
 def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:
