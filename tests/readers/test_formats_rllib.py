@@ -17,6 +17,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from made_checkpoints import class_named, mlp, named
 from torch import nn
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.finding import RLLIB
 from repolicy.priors.opening import load_policy
@@ -169,6 +170,7 @@ def test_a_gaussian_of_which_both_halves_depend_on_the_state(write: Any, body: s
     described = describe(path)
     assert_scored(described, obs, dist)
     assert (described.library, described.kind, described.clips) == ("RLlib", "PPO", True)
+    assert "where observations are at their mean" in inspect(path)["std"]
 
 
 def test_layer_norms_have_rllibs_epsilon_and_one_std_is_for_all_states(write: Any) -> None:
