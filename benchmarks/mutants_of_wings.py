@@ -153,7 +153,7 @@ WINGS = [
     Mutant("rql/algorithms.py", "omega / alpha)", "omega)", DQN, "the file's network without its temperature"),
     Mutant("rql/algorithms.py", "actions=policy.actions, clips=True", "actions=policy.actions", "tests/rql/test_sac.py", "actions that are cut while it learns alone"),
     Mutant("rql/algorithms.py", "NOISE_DECAY * (2 - NOISE_DECAY)", "2 * NOISE_DECAY", SAC, "noise wider than was asked for"),
-    Mutant("rql/wrapping.py", "prior = copy.deepcopy(prior)", "pass", DQN, "the prior is shared, not copied"),
+    Mutant("rql/wrapping.py", "prior = copy.deepcopy(prior)", "pass", SAC, "the prior is shared, not copied"),
     Mutant("rql/wrapping.py", "requires_grad_(False)", "requires_grad_(True)", SAC, "the prior takes gradients"),
     Mutant("rql/wrapping.py", "task_reward(self.objective, basic,", "task_reward(self.objective, 2 * basic,", DQN, "scale of the basic reward"),
     Mutant("rql/algorithms.py", "min(dim=1).values", "max(dim=1).values", SAC, "the larger critic"),

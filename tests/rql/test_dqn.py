@@ -15,7 +15,6 @@ from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, residual, soft
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import frozen
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualDQN, Settings
 from repolicy.rql.wrapping import TaskReward
@@ -149,19 +148,6 @@ def test_a_rare_large_penalty_counts_as_its_mean() -> None:
     assert found == pytest.approx(-4.0, rel=0.25)
 
 
-def test_the_prior_does_not_move() -> None:
-    prior = wild_prior()
-    before = frozen(prior).state_dict()
-    model = ResidualDQN(Walk(), RESIDUAL, prior, Settings(steps=60, warmup=20, hidden=(8, 8)))
-    model.learn(60)
-    for policy in (prior, model.prior):
-        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
-    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
-    assert all(parameter.requires_grad for parameter in prior.parameters())  # the caller's own is left alone
-    trained = {id(parameter) for group in model.policy.optimizer.param_groups for parameter in group["params"]}
-    assert trained == {id(parameter) for parameter in model.q_net.parameters()}
-
-
 def test_an_image_is_seen_as_any_other_observation() -> None:
     """Stable-Baselines3 would move its axes and divide it by 255, and prior and policy take it as it is."""
     env = Picture(Walk())
@@ -242,12 +228,3 @@ def test_a_prior_that_sees_far_observations_is_saved_as_it_acts() -> None:
     with torch.no_grad():
         wanted = model.policy.distribution(far).log_probs[0]
         torch.testing.assert_close(model.as_policy()(far).log_probs[0], wanted, atol=1e-3, rtol=1e-4)
-
-
-def test_a_customized_policy_can_be_customized_again(tmp_path: Path) -> None:
-    first = moved(ResidualDQN(Walk(), RESIDUAL, wild_prior(), Settings(hidden=(8, 8)))).as_policy()
-    second = moved(ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4))))
-    seen = torch.randn(50, 3)
-    with torch.no_grad():
-        wanted = second.policy.distribution(seen).log_probs[0]
-        torch.testing.assert_close(second.as_policy()(seen).log_probs[0], wanted, atol=1e-4, rtol=1e-4)

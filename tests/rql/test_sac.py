@@ -295,6 +295,7 @@ def test_the_prior_and_its_normalizer_do_not_move() -> None:
     for policy in (prior, model.prior):
         assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
+    assert all(parameter.requires_grad for parameter in prior.parameters())  # the caller's own is left alone
     moved = {name for name, value in model.as_policy().state_dict().items() if not torch.equal(value, before[name])}
     assert moved
     assert not any(name.startswith("normalizer") for name in moved)
