@@ -1,6 +1,7 @@
 """Trainers of language models to test, on a prior that speaks the toy's language, and the rows that they read."""
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ KINDS: dict[str, Any] = {
     "stock dpo": (DPOTrainer, DPOConfig, PAIRS, OFFLINE),
 }
 USUAL = residual(0.3, 0.2)
+Build = Callable[..., Any]  # what the fixture `build` is
 OF_TRAINERS = ("model", "ref_model", "peft_config", "train_dataset", "eval_dataset", "args", "reward_funcs", "tools",
                "rollout_func", "environment_factory")  # fmt: skip
 

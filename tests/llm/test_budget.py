@@ -1,6 +1,6 @@
 """Omega from a budget on the expected log prior."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from tiny_language import PROMPTS, addon, load, weights
-from transformers import AutoTokenizer
+from tiny_language import PROMPTS, Build, addon, load, weights
+from transformers import AutoTokenizer, TrainerState
 from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
@@ -25,7 +25,7 @@ ONLINE = {"per_device_train_batch_size": 16, "num_generations": 16, "max_complet
 
 
 @pytest.fixture
-def grpo(build: Callable[..., Any]) -> Callable[..., Any]:
+def grpo(build: Build) -> Build:
     def made(objective: Objective = residual(0.2, 0.2), **more: Any) -> Any:  # noqa: B008
         return build("grpo", objective, **{**ONLINE, "budget_samples": 64, **more})
 
@@ -33,7 +33,7 @@ def grpo(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+def rloo(prior: Path, settings: dict[str, Any]) -> Build:
     def made(**more: Any) -> tuple[Any, PriorBudget]:
         objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
         budget = PriorBudget(load(prior), tokenizer, objective, 1.0, samples=64)
@@ -60,48 +60,38 @@ def test_of_exact_policies_the_steps_find_the_multiplier(toy: Toy, prompts: int,
     assert values["omega"] == pytest.approx(0.25, abs=0.01)
 
 
-def moved(values: dict[str, float], responses: list[list[float]], rate: float = 0.5) -> dict[str, float]:
-    """Return the values after the first of two steps, with a budget of 1."""
+FEW = {"omega": 0.3, "own": -4.0}  # log prior whose mean should be -5
+KNOWN = FEW | {"squares": 40.0, "degrees": 20.0}  # ... and a variance of 2 that earlier steps told, of which 0.95 stay
+WHOLE = 0.2 * 1 / 2  # the step of a mean that is 1 off, where the variance is 2
+
+
+@pytest.mark.parametrize(
+    ("values", "responses", "omega", "squares", "degrees"),
+    [
+        pytest.param(KNOWN, [[-5.0, -7.0]], 0.3 + 0.5 * WHOLE, 38 + 2, 19 + 1, id="too unlikely"),
+        pytest.param(KNOWN, [[-3.0, -5.0]], 0.3 - 0.5 * WHOLE, 38 + 2, 19 + 1, id="too likely"),
+        pytest.param(KNOWN | {"omega": 0.01}, [[-3.0, -5.0]], 0.0, 38 + 2, 19 + 1, id="never below 0"),
+        pytest.param(KNOWN | {"squares": 0.0}, [[-6.0, -6.0]], 0.3 + 0.5 * 0.2 / 0.1, 0, 19 + 1, id="no variance"),
+        pytest.param(KNOWN, [[4.0, -16.0]], 0.3 + 0.5 * WHOLE, 38 + 200, 19 + 1, id="the variance is of earlier steps"),
+        pytest.param(FEW, [[-5.0, -7.0]], 0.3, 2, 1, id="too few to know a variance"),
+        pytest.param(FEW, [[-4.0, -6.0], [-104.0, -106.0]], 0.3, 4, 2, id="how far apart prompts are is no variance"),
+        pytest.param(
+            KNOWN, [[-4.0, -8.0, torch.nan], [-6.0, torch.nan, torch.nan]], 0.3 + 0.5 * WHOLE, 38 + 8, 19 + 1,
+            id="what nobody judged is as if it were not there",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_of_omega_by_hand(
+    values: dict[str, float], responses: list[list[float]], omega: float, squares: float, degrees: float
+) -> None:
+    """The first of two steps, with a budget of 1 and a rate of a half."""
     after = dict(values)
-    move_omega(after, 0.2, torch.tensor(responses), 1.0, rate, SimpleNamespace(global_step=0, max_steps=2))
-    return after
-
-
-# A variance of 2 that earlier steps told, and log prior whose mean should be -5.
-KNOWN = {"omega": 0.3, "own": -4.0, "squares": 40.0, "degrees": 20.0}
-
-
-def test_more_omega_where_responses_are_too_unlikely() -> None:
-    assert moved(KNOWN, [[-5.0, -7.0]])["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
-    assert moved(KNOWN, [[-3.0, -5.0]])["omega"] == pytest.approx(0.3 - 0.5 * 0.2 * 1 / 2)
-    assert moved(KNOWN, [[0.0, -1.0]], rate=1.0)["omega"] == 0
-    assert moved(KNOWN | {"squares": 0.0}, [[-6.0, -6.0]])["omega"] == pytest.approx(0.3 + 0.5 * 0.2 / 0.1)
-
-
-def test_the_variance_is_of_earlier_steps() -> None:
-    """These two responses, 20 nats apart, change the next step and not this one."""
-    after = moved(KNOWN, [[4.0, -16.0]])
-    assert after["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
-    assert (after["squares"], after["degrees"]) == (pytest.approx(0.95 * 40 + 200), pytest.approx(0.95 * 20 + 1))
-    few = {"omega": 0.3, "own": -4.0}
-    assert moved(few, [[-5.0, -7.0]]) == few | {"squares": 2.0, "degrees": 1.0}
-
-
-def test_how_far_apart_prompts_are_is_no_variance() -> None:
-    """Of each prompt's responses by themselves the squares are 2; of all four together they would be thousands."""
-    assert moved({"omega": 0.3, "own": -4.0}, [[-4.0, -6.0], [-104.0, -106.0]])["squares"] == 4.0
-
-
-def test_a_response_that_nobody_judged_moves_nothing() -> None:
-    """Of two prompts' responses three are known: as if the others were not there."""
-    after = moved(KNOWN, [[-4.0, -8.0, torch.nan], [-6.0, torch.nan, torch.nan]])
-    assert after["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
-    assert (after["squares"], after["degrees"]) == (pytest.approx(0.95 * 40 + 8), pytest.approx(0.95 * 20 + 1))
+    move_omega(after, 0.2, torch.tensor(responses), 1.0, 0.5, SimpleNamespace(global_step=0, max_steps=2))
+    assert after == pytest.approx({"omega": omega, "own": -4.0, "squares": squares, "degrees": degrees})
 
 
 @pytest.mark.parametrize(("step", "omega"), [(0, 0.35), (1, 0.325), (2, 0.3)])
 def test_a_budget_of_nats_is_below_the_priors_own_and_steps_shorten_to_nothing(step: int, omega: float) -> None:
-    """Of a mean of -6 where -4 - 1 is wanted, with variance 2: a whole step is 0.2 · 1 / 2."""
     values, state = dict(KNOWN), SimpleNamespace(global_step=step, max_steps=2)
     assert move_omega(values, 0.2, torch.tensor([[-5.0, -7.0]]), 1.0, 0.5, state) == 2.0
     assert values["omega"] == pytest.approx(omega)
@@ -136,9 +126,7 @@ def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, m
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
 
 
-def test_a_stream_is_read_no_further_than_samples_are_asked_for(
-    grpo: Callable[..., Any], rloo: Callable[..., Any]
-) -> None:
+def test_a_stream_is_read_no_further_than_samples_are_asked_for(grpo: Build, rloo: Build) -> None:
     read: list[int] = []
 
     def endless() -> Iterator[dict[str, str]]:
@@ -161,7 +149,7 @@ def test_a_stream_is_read_no_further_than_samples_are_asked_for(
     assert spread_prompts(few, 3) == [".", ".ab", "."]
 
 
-def test_the_prior_is_measured_without_its_wrapper(grpo: Callable[..., Any]) -> None:
+def test_the_prior_is_measured_without_its_wrapper(grpo: Build) -> None:
     """DeepSpeed's engine, as that of DataParallel, has no `config` of the model inside."""
     ours, wrapped = (grpo(budget=1.0) for _ in range(2))
     wrapped.ref_model = torch.nn.DataParallel(wrapped.ref_model)
@@ -173,7 +161,7 @@ def test_the_prior_is_measured_without_its_wrapper(grpo: Callable[..., Any]) -> 
 SHORT = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
 
 
-def test_a_resumed_run_ends_in_the_same_numbers(grpo: Callable[..., Any]) -> None:
+def test_a_resumed_run_ends_in_the_same_numbers(grpo: Build) -> None:
     ours = grpo(budget=1.0, prior_share=0.25, **SHORT)
     ours.train()
     logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
@@ -187,15 +175,13 @@ def test_a_resumed_run_ends_in_the_same_numbers(grpo: Callable[..., Any]) -> Non
         grpo(budget=2.0, prior_share=0.25, **SHORT).train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-1")
 
 
-@pytest.mark.parametrize("named", [lambda budget: budget.callbacks, lambda budget: [budget]])
-def test_through_rloo(rloo: Callable[..., Any], named: Callable[[PriorBudget], list[Any]]) -> None:
-    """Also resumed, with either way to hand the budget to the trainer."""
-    trainer, budget = rloo(**SHORT, callbacks=named)
+def test_through_rloo_also_resumed(rloo: Build) -> None:
+    trainer, budget = rloo(**SHORT)
     trainer.train()
     logged = [entry["budget/omega"] for entry in trainer.state.log_history if "budget/omega" in entry]
     assert logged[0] == pytest.approx(0.2)
     assert len(set(logged)) == 2
-    again, same = rloo(**SHORT, callbacks=named)
+    again, same = rloo(**SHORT)
     again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-1")
     assert same.values == budget.values
     assert torch.equal(weights(again), weights(trainer))
@@ -214,14 +200,20 @@ def test_through_rloo(rloo: Callable[..., Any], named: Callable[[PriorBudget], l
         ({"top_k": 2}, "top_k is 2; it must be 0"),
         ({"min_p": 0.1}, "min_p is 0.1; it must be None"),
         ({"repetition_penalty": 1.1}, "repetition_penalty is 1.1; it must be 1.0"),
-        ({"callbacks": lambda _: None}, "give the trainer callbacks=budget.callbacks"),
     ],
 )
 def test_an_rloo_that_would_not_follow_the_budget_is_refused(
-    rloo: Callable[..., Any], more: dict[str, Any], words: str
+    settings: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
-    trainer, _ = rloo(max_steps=1, **more)
+    objective = residual(0.2, 0.2)
+    args = RLOOConfig(**{**settings, **ONLINE, **rloo_settings(objective, budget=True), **more})
     with pytest.raises(UsageError, match=words):
+        PriorBudget(None, None, objective, 1.0).on_train_begin(args, TrainerState(), None)
+
+
+def test_a_budget_that_is_no_callback_is_refused(rloo: Build) -> None:
+    trainer, _ = rloo(max_steps=1, callbacks=lambda _: None)
+    with pytest.raises(UsageError, match="give the trainer callbacks=budget.callbacks"):
         trainer.train()
 
 
@@ -252,11 +244,11 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
     told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
     assert devices == ["meta"]
-    assert budget.omega == pytest.approx(0.2 + 0.5 * 0.2 * 1 / 2)
+    assert budget.omega == pytest.approx(0.2 + 0.5 * WHOLE)
 
 
 def test_a_prior_goes_from_the_cpu_to_the_trainers_device(
-    prior: Path, rloo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    prior: Path, rloo: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device `meta` stands for a GPU."""
     devices: list[str] = []
@@ -281,7 +273,7 @@ def test_a_prior_goes_from_the_cpu_to_the_trainers_device(
 
 
 def test_the_prior_answers_prompts_as_the_trainer_writes_them(
-    prior: Path, grpo: Callable[..., Any], rloo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    prior: Path, grpo: Build, rloo: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, off, seen = load(prior), {"enable_thinking": False}, list[Any]()
     chat = AutoTokenizer.from_pretrained(prior)
@@ -302,7 +294,7 @@ def test_the_prior_answers_prompts_as_the_trainer_writes_them(
     assert handed == [off, off]
 
 
-def test_a_generation_moves_omega_once(grpo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_moves_omega_once(grpo: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a step uses it twice."""
     moves: list[int] = []
     monkeypatch.setattr("repolicy.llm.grpo.move_omega", lambda *given: moves.append(given[-1].global_step) or 0.0)
@@ -311,7 +303,7 @@ def test_a_generation_moves_omega_once(grpo: Callable[..., Any], monkeypatch: py
     assert moves == [0, 1]
 
 
-def test_an_evaluation_moves_no_weight(rloo: Callable[..., Any]) -> None:
+def test_an_evaluation_moves_no_weight(rloo: Build) -> None:
     trainer, budget = rloo()
     trainer.model.eval()
     answers = {"prompts": ["."] * 3, "completion_ids": [[1, 0], [2, 0], [3, 0]]}  # no whole number of groups

@@ -4,7 +4,6 @@ import gc
 import json
 import shutil
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from tiny_language import REWARD, load, perturbed
+from tiny_language import REWARD, Build, load, perturbed
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typed_commands import failed
 
@@ -68,7 +67,7 @@ def test_a_person_turns_the_dial(prior: Path, tuned: dict[str, Path], capsys: py
 
 
 def test_a_trained_model_says_what_it_was_trained_for(
-    build: Callable[..., Any], prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build: Build, prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = build("dpo", residual(0.1, 0.3), max_steps=1)
     trainer.train()
@@ -87,7 +86,7 @@ def test_a_trained_model_says_what_it_was_trained_for(
 
 
 def test_a_chat_is_written_as_in_training(
-    build: Callable[..., Any], prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a template with a switch, which the training had off; where it is on the prompt is longer."""
     shutil.copytree(prior, tmp_path / "prior")
@@ -201,24 +200,6 @@ def test_people_read_numbers_and_warnings_as_of_other_commands(
     assert capsys.readouterr().err.startswith("warning: omega 0.9 is not between")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("{low} --omega nan", "omega is nan"),
-        ("{low} --omega 0.1 --alpha 0", "alpha is 0"),
-        ("{low} {low} --omega 0.1", "omega must differ"),
-        ("{low} --omega 0.1 --trained-at 0.1", "not of the form omega,alpha"),
-        ("{low} --omega 0.1 --trained-at 0.1,0.2 0.3,0.2", "has omega,alpha of 2 models, for 1 model to generate with"),
-        ("runs/lo --omega 0.1", "there is no folder runs/lo;"),
-    ],
-)
-def test_options_are_looked_at_before_a_model_is_loaded(
-    tuned: dict[str, Path], words: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = f"generate {words.format(low=tuned['low'])} --prompt . --prior no/such/model"
-    assert sentence in failed(capsys, "llm", *words.split())
-
-
 def test_what_was_not_judged_does_not_count() -> None:
     found = with_intervals({"addon": np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 4.0]])})["addon"]
     assert found == {"mean": 2.0, "low": pytest.approx(2 - 12.7062), "high": pytest.approx(2 + 12.7062)}
@@ -242,15 +223,7 @@ def test_one_response_has_an_unknown_interval() -> None:
 def test_a_reward_is_called_as_trl_calls_it() -> None:
     """It gets the dataset's own columns, but TRL's prompts, responses, ids, state and logs; it may be awaited."""
 
-    async def lengths(
-        prompts: Any,
-        completions: Any,
-        completion_ids: Any,
-        hint: Any,
-        trainer_state: Any,
-        log_extra: Any,
-        log_metric: Any,
-    ) -> list[float]:
+    async def lengths(prompts, completions, completion_ids, hint, trainer_state, log_extra, log_metric):  # type: ignore
         assert (prompts, hint, completion_ids) == (["a", "b"], ["x", "y"], [[1], [2, 3]])
         log_extra("hint", hint)
         log_metric("step", trainer_state.global_step)
@@ -265,70 +238,70 @@ def test_a_reward_judges_each_response() -> None:
         call_reward(lambda **_: [1.0], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
 
 
+# What a command gets unless its words say otherwise.
+USUAL = {
+    "generate": {"--prior": "{prior}", "--omega": "0.1", "--prompt": "."},
+    "evaluate": {"--prior": "{prior}", "--prompts": "{good}", "--reward": "{reward}"},
+}
+FILES = {"odd": '{"question": 1}\n', "good": '{"prompt": "."}\n', "blank": '{"prompt": ""}', "strict.py": STRICT}
+FILES |= {"torn": '{"prompt": "."}\n\n{"pro'}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("generate {low} --omega 0.1 --prompt . --prior {missing}", "there is no folder {missing}, and from the hub"),
-        ("generate {cut} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1,0.2", "{cut} cannot be read as a"),
-        ("generate {wide} --omega 0.1 --prompt . --prior {prior}", "PeftModel: size mismatch for"),
-        (
-            "evaluate {low} --prior {prior} --prompts {torn} --reward {reward}",
-            "as prompts: row 2 is not one JSON object",
-        ),
-        (
-            "generate {prior} --omega 0.1 --prompt . --prior {prior}",
-            "is no folder with a repolicy.json; say --trained-at",
-        ),
-        (
-            "generate {low} --omega 0.1 --prompt . --prior {prior} --seed 18446744073709551616",
-            "seed is 18446744073709551616; it must lie between",
-        ),
-        ("generate {broken} --omega 0.1 --prompt . --prior {prior}", "is damaged"),
-        ("evaluate {low} --prior {prior} --prompts {missing} --reward {reward}", "cannot be read as prompts"),
-        ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
-        ("evaluate {low} --prior {missing} --prompts {good} --reward {strict}:brevity", "the reward failed: TypeError"),
-        ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --out {broken}", "could be written"),
-        ("generate {low} --omega 0.1 --prompt . --prior {prior} --chat", "chat template cannot write the prompt"),
-        ("evaluate {low} --prior {prior} --prompts {blank} --reward {reward}", "the prompt '' has no token"),
-        ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:never", "judged no response"),
-        (
-            "evaluate {low} --prior {prior} --prompts {good} --reward {strict}:nan",
-            "a reward is nan, and no number: return None",
-        ),
-        ("evaluate {larger} --prior {prior} --prompts {good} --reward {reward}", "vocabulary of 4 tokens and"),
+        # Before a model is loaded: there is no such prior.
+        ("generate {low} --prior {missing} --omega nan", "omega is nan"),
+        ("generate {low} --prior {missing} --alpha 0", "alpha is 0"),
+        ("generate {low} {low} --prior {missing}", "omega must differ"),
+        ("generate {low} --prior {missing} --trained-at 0.1", "not of the form omega,alpha"),
+        ("generate {low} --prior {missing} --trained-at 0.1,0.2 0.3,0.2", "of 2 models, for 1 model to generate with"),
+        ("generate runs/lo --prior {missing}", "there is no folder runs/lo;"),
+        ("generate {low} --prior {missing}", "there is no folder {missing}, and from the hub"),
+        ("generate {cut} --trained-at 0.1,0.2", "{cut} cannot be read as a"),
+        ("generate {wide}", "PeftModel: size mismatch for"),
+        ("generate {prior}", "is no folder with a repolicy.json; say --trained-at"),
+        ("generate {low} --seed 18446744073709551616", "seed is 18446744073709551616; it must lie between"),
+        ("generate {broken}", "is damaged"),
+        ("generate {low} --chat", "chat template cannot write the prompt"),
+        ("evaluate {low} --prompts {torn}", "as prompts: row 2 is not one JSON object"),
+        ("evaluate {low} --prompts {missing}", "cannot be read as prompts"),
+        ("evaluate {low} --prompts {odd}", "row 1 of"),
+        ("evaluate {low} --prompts {blank}", "the prompt '' has no token"),
+        ("evaluate {low} --prior {missing} --reward {strict}:brevity", "the reward failed: TypeError"),
+        ("evaluate {low} --reward {strict}:never", "judged no response"),
+        ("evaluate {low} --reward {strict}:nan", "a reward is nan, and no number: return None"),
+        ("evaluate {low} --out {broken}", "could be written"),
+        ("evaluate {larger}", "vocabulary of 4 tokens and"),
     ],
 )
 def test_refused(
     prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {
-        "odd": '{"question": 1}\n',
-        "good": '{"prompt": "."}\n',
-        "blank": '{"prompt": ""}',
-        "torn": '{"prompt": "."}\n\n{"pro',
-    }
-    for name, text in files.items():
+    for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "strict.py").write_text(STRICT)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
-    names = {name: tmp_path / name for name in (*files, "missing", "broken", "larger", "cut", "wide")}
+    places = {
+        name.removesuffix(".py"): tmp_path / name for name in (*FILES, "missing", "broken", "larger", "cut", "wide")
+    }
+    places |= {"low": tuned["low"], "prior": prior, "reward": REWARD}
     if "{larger}" in words:
         larger = load(prior)
         larger.resize_token_embeddings(6, mean_resizing=False)
-        larger.save_pretrained(names["larger"])
+        larger.save_pretrained(places["larger"])
     if "{cut}" in words:
-        names["cut"].mkdir()
+        places["cut"].mkdir()
         for name in ("config.json", "model.safetensors"):
-            (names["cut"] / name).write_bytes((tuned["low"] / name).read_bytes()[:1000])
+            (places["cut"] / name).write_bytes((tuned["low"] / name).read_bytes()[:1000])
     if "{wide}" in words:
-        shutil.copytree(tuned["high"], names["wide"])
-        config = names["wide"] / "adapter_config.json"
+        shutil.copytree(tuned["high"], places["wide"])
+        config = places["wide"] / "adapter_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 8}))
-    names["strict"] = tmp_path / "strict.py"
-    names |= {"low": tuned["low"], "prior": prior}
-    filled = [word.format(**names, reward=REWARD) for word in words.split()]
-    assert sentence.format(**names) in failed(capsys, "llm", *filled)
+    typed = words.split()
+    for option, value in USUAL[typed[0]].items():
+        typed += [] if option in typed else [option, value]
+    assert sentence.format(**places) in failed(capsys, "llm", *(word.format(**places) for word in typed))
 
 
 TIED = {"modules_to_save": ["lm_head"], "ensure_weight_tying": True}

@@ -1,6 +1,5 @@
 """Cross-Entropy-DPO: the formula, the offset, labels and pairs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny_language import LABELLED, apart, first, load
+from tiny_language import LABELLED, Build, apart, first, load
 from transformers import AutoTokenizer
 
 from repolicy.errors import UsageError
@@ -18,7 +17,7 @@ from repolicy.objective import Objective, greedy, kl, residual
 
 
 @pytest.fixture
-def trainer(build: Callable[..., Any], prior: Path) -> Callable[..., Any]:
+def trainer(build: Build, prior: Path) -> Build:
     """What makes a trainer whose policy is not its prior."""
 
     def made(objective: Objective, **more: Any) -> Any:
@@ -28,7 +27,7 @@ def trainer(build: Callable[..., Any], prior: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("objective", [residual(0.3, 0.2), greedy(0.2)])
-def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective: Objective) -> None:
+def test_loss_is_the_formula(trainer: Build, prior: Path, objective: Objective) -> None:
     ours = trainer(objective)
     ours.memory.values["offset"] = 0.7
     ours.args.offset_rate = 1e-12
@@ -42,7 +41,7 @@ def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective
     assert ours.compute_loss(ours.model, first(ours, 6)).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_tokens_of_training_are_counted(trainer: Callable[..., Any]) -> None:
+def test_the_tokens_of_training_are_counted(trainer: Build) -> None:
     ours = trainer(residual(0.3, 0.2))
     batch = first(ours, 6)
     for is_training in (True, False, True):
@@ -51,7 +50,7 @@ def test_the_tokens_of_training_are_counted(trainer: Callable[..., Any]) -> None
     assert ours._metrics["train"]["num_tokens"] == [2 * int(batch["attention_mask"].sum())]
 
 
-def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
+def test_precomputed_reference_and_adapter(trainer: Build) -> None:
     live, stored = trainer(residual(0.3, 0.2)), trainer(residual(0.3, 0.2), precompute_ref_log_probs=True)
     losses = [each.compute_loss(each.model, first(each, 6)).item() for each in (live, stored)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
@@ -61,13 +60,13 @@ def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     assert torch.allclose(base._log_policy(base.model, batch)[0], base.log_prior(base.model, batch)[0], atol=1e-6)
 
 
-def test_the_margin_is_logged_as_of_pairs(trainer: Callable[..., Any]) -> None:
+def test_the_margin_is_logged_as_of_pairs(trainer: Build) -> None:
     logged = trainer(residual(0.3, 0.2)).dry_run()
     expected = logged["rewards/chosen"] - logged["rewards/rejected"]
     assert logged["rewards/margins"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
+def test_offset_finds_the_balance(trainer: Build) -> None:
     """With a policy that hardly moves, the offset goes where good responses are as frequent as the loss expects."""
     ours = trainer(
         residual(0.2, 0.2), learning_rate=1e-9, max_steps=20, offset_rate=0.5, per_device_train_batch_size=24
@@ -79,20 +78,20 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     assert ours.state.stateful_callbacks["Remembered"]["args"]["values"]["offset"] == ours.offset
 
 
-def test_the_offset_moves_by_no_more_than_a_flat_loss_allows(trainer: Callable[..., Any]) -> None:
+def test_the_offset_moves_by_no_more_than_a_flat_loss_allows(trainer: Build) -> None:
     """Good responses that are all taken for bad tell the way and no length: a curvature of 0.05 each is assumed."""
     ours = trainer(residual(0.2, 0.2), offset_rate=0.1)
     ours._move_offset(torch.ones(6), torch.full((6,), -50.0))
     assert ours.offset == pytest.approx(0.1 / 0.05)
 
 
-def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
+def test_no_offset_stays_zero(trainer: Build) -> None:
     ours = trainer(residual(0.2, 0.2), offset=False, max_steps=1)
     ours.train()
     assert ours.offset == 0
 
 
-def test_metrics_of_ones_own_get_logits(trainer: Callable[..., Any], prior: Path) -> None:
+def test_metrics_of_ones_own_get_logits(trainer: Build, prior: Path) -> None:
     def width(prediction: Any) -> dict[str, float]:
         return {"width": prediction.predictions.shape[-1]}
 
@@ -101,7 +100,7 @@ def test_metrics_of_ones_own_get_logits(trainer: Callable[..., Any], prior: Path
     assert ours.evaluate()["eval_width"] == load(prior).config.vocab_size
 
 
-def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:
+def test_pairs_become_labels(trainer: Build) -> None:
     pairs = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "e", "rejected": "a"}]
     ours = trainer(residual(0.3, 0.2), train_dataset=pairs)
     assert sorted(zip(ours.train_dataset["completion"], ours.train_dataset["label"], strict=True)) == [
@@ -112,14 +111,14 @@ def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:
     ]
 
 
-def test_rows_come_in_random_order(trainer: Callable[..., Any]) -> None:
+def test_rows_come_in_random_order(trainer: Build) -> None:
     """Good first and bad after would be one label a batch."""
     from torch.utils.data import RandomSampler
 
     assert isinstance(trainer(kl(0.1))._get_train_sampler(), RandomSampler)
 
 
-def test_each_label_of_a_stream_is_checked(trainer: Callable[..., Any]) -> None:
+def test_each_label_of_a_stream_is_checked(trainer: Build) -> None:
     rows = Dataset.from_list([row | {"label": 2 if i == 5 else 1} for i, row in enumerate(LABELLED)])
     with pytest.raises(UsageError, match="a label is 2"):
         trainer(residual(0.3, 0.2), train_dataset=rows.to_iterable_dataset(), max_steps=1).train()

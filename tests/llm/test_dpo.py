@@ -1,13 +1,11 @@
 """Decomposed-DPO against stock DPO, against the formula, and in every form that a reference can have."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
-from tiny_language import PAIRS, apart, first, load, weights
+from tiny_language import PAIRS, Build, apart, first, load, weights
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 
@@ -22,8 +20,8 @@ STALE = {"ref_chosen_logps": -100.0, "ref_rejected_logps": 0.0}
 
 
 @pytest.mark.parametrize("loss", COVERED_LOSSES)
-def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any], loss: str) -> None:
-    more = {"max_steps": 3, "loss_type": loss, "label_smoothing": 0.1 if loss in ("robust", "exo_pair") else 0.0}
+def test_equal_weights_are_stock_dpo_to_the_bit(build: Build, loss: str) -> None:
+    more = {"max_steps": 2, "loss_type": loss, "label_smoothing": 0.1 if loss in ("robust", "exo_pair") else 0.0}
     stock = build("stock dpo", None, beta=0.3, **more)
     ours = build("dpo", kl(0.3), **more)
     start = weights(stock)
@@ -35,7 +33,7 @@ def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any], loss:
 
 
 @pytest.mark.parametrize("objective", [residual(0.3, 0.2), greedy(0.4)])
-def test_loss_is_the_formula(build: Callable[..., Any], prior: Path, objective: Objective) -> None:
+def test_loss_is_the_formula(build: Build, prior: Path, objective: Objective) -> None:
     """From text and two models to the loss, by another way than TRL's."""
     ours = build("dpo", objective, **apart(prior))
     tokenizer = AutoTokenizer.from_pretrained(prior)
@@ -55,12 +53,12 @@ def test_loss_is_the_formula(build: Callable[..., Any], prior: Path, objective: 
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_with_another_objective_beside_it_the_dial_is_not_exact(build: Callable[..., Any]) -> None:
+def test_with_another_objective_beside_it_the_dial_is_not_exact(build: Build) -> None:
     with pytest.warns(UserWarning, match="'sft' beside another is a second objective"):
         build("dpo", loss_type=["sigmoid", "sft"])
 
 
-def test_precomputed_reference_serves_every_omega(build: Callable[..., Any], prior: Path) -> None:
+def test_precomputed_reference_serves_every_omega(build: Build, prior: Path) -> None:
     """The cache is made at one omega and used at another: it holds what the reference said, unscaled."""
     live = build("dpo", **apart(prior))
     stored = build("dpo", **apart(prior), precompute_ref_log_probs=True)
@@ -70,7 +68,7 @@ def test_precomputed_reference_serves_every_omega(build: Callable[..., Any], pri
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_columns_that_a_dataset_carries_are_no_reference(build: Callable[..., Any], prior: Path) -> None:
+def test_columns_that_a_dataset_carries_are_no_reference(build: Build, prior: Path) -> None:
     """As of another model's cache: TRL, too, reads them only where the settings say so."""
     plain = build("dpo", **apart(prior))
     stale = build("dpo", **apart(prior), train_dataset=[pair | STALE for pair in PAIRS])
@@ -80,7 +78,7 @@ def test_columns_that_a_dataset_carries_are_no_reference(build: Callable[..., An
     assert torch.equal(*losses)
 
 
-def test_adapter_off_is_the_reference(build: Callable[..., Any], prior: Path) -> None:
+def test_adapter_off_is_the_reference(build: Build, prior: Path) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     ours = build("dpo", peft_config=adapter)
     same = build("dpo", ref_model=load(prior), peft_config=adapter)

@@ -1,7 +1,6 @@
 """Online: advantages equal to the pure function, the optimum reached, RLOO's recipe, and what is refused."""
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, weights, written
+from tiny_language import ONLINE, PROMPTS, Build, addon, load, log_probs, perturbed, weights, written
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.grpo_trainer import split_tensor_dict
@@ -45,7 +44,7 @@ def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
     ],
 )
 def test_advantages_are_the_pure_function(
-    build: Callable[..., Any], prior: Path, objective: Objective, more: dict[str, Any]
+    build: Build, prior: Path, objective: Objective, more: dict[str, Any]
 ) -> None:
     ours = build("grpo", objective, **more)
     perturbed(ours.model, 0.1)
@@ -86,7 +85,7 @@ def kept_scores(ours: Any) -> list[torch.Tensor]:
     return kept
 
 
-def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> None:
+def test_advantages_reach_the_loss_token_by_token(build: Build) -> None:
     """TRL takes `[B, T]`: the loss's gradient in the log-probabilities is the advantages, over B · max length."""
     ours = build("grpo")
     output = scored(ours)
@@ -97,7 +96,7 @@ def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> 
     assert torch.allclose(slope, -output["advantages"] * mask / (8 * 4), atol=1e-7)
 
 
-def test_the_table_of_completions_shows_the_advantages_of_the_loss(build: Callable[..., Any]) -> None:
+def test_the_table_of_completions_shows_the_advantages_of_the_loss(build: Build) -> None:
     """Those of the first token, which every response has."""
     ours = build("grpo", residual(0.6, 0.2))
     perturbed(ours.model, 0.1)
@@ -106,7 +105,7 @@ def test_the_table_of_completions_shows_the_advantages_of_the_loss(build: Callab
 
 
 @pytest.mark.parametrize("loss", COMMON_DIVISOR_LOSSES)
-def test_every_micro_batch_divides_a_token_by_the_same_number(build: Callable[..., Any], loss: str) -> None:
+def test_every_micro_batch_divides_a_token_by_the_same_number(build: Build, loss: str) -> None:
     ours = build("grpo", loss_type=loss, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     ours.model.train()
     ours.current_gradient_accumulation_steps = 4
@@ -121,7 +120,7 @@ def test_every_micro_batch_divides_a_token_by_the_same_number(build: Callable[..
     assert divisors == pytest.approx([divisors[0]] * len(divisors), rel=1e-5)
 
 
-def test_no_kl_in_the_loss_and_a_reference_all_the_same(build: Callable[..., Any]) -> None:
+def test_no_kl_in_the_loss_and_a_reference_all_the_same(build: Build) -> None:
     ours = build("grpo")
     assert ours.ref_model is not None
     assert ours.beta == 0
@@ -131,14 +130,14 @@ def test_no_kl_in_the_loss_and_a_reference_all_the_same(build: Callable[..., Any
     assert build("grpo", greedy(0.2)).ref_model is None
 
 
-def test_adapter_off_is_the_prior(build: Callable[..., Any]) -> None:
+def test_adapter_off_is_the_prior(build: Build) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     ours = build("grpo", kl(0.2), reward_funcs=lambda completions, **_: [0.0] * len(completions), peft_config=adapter)
     output = scored(ours)
     assert output["advantages"].abs().max() < 1e-5  # a fresh adapter is its own prior, so the reward is 0
 
 
-def test_a_share_of_every_group_is_the_priors(build: Callable[..., Any]) -> None:
+def test_a_share_of_every_group_is_the_priors(build: Build) -> None:
     """The policy has come to write nothing but `b`; the first row of every four is the prior's, which never does."""
 
     def only_b(_: Any, __: Any, output: Any) -> Any:
@@ -161,7 +160,7 @@ def test_a_share_of_every_group_is_the_priors(build: Callable[..., Any]) -> None
 
 @pytest.mark.parametrize(("training", "own"), [(True, [1, 2, 3, 5, 6, 7]), (False, range(8))])
 def test_what_is_logged_is_of_the_policys_own_responses(
-    build: Callable[..., Any], prior: Path, training: bool, own: list[int]
+    build: Build, prior: Path, training: bool, own: list[int]
 ) -> None:
     """In training the first row of every four is the prior's."""
     ours = build("grpo", residual(0.6, 0.2), prior_share=0.25)
@@ -179,7 +178,7 @@ def test_what_is_logged_is_of_the_policys_own_responses(
     }
 
 
-def test_responses_end_where_training_ends_them(build: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
+def test_responses_end_where_training_ends_them(build: Build, prior: Path, tmp_path: Path) -> None:
     """At the tokenizer's end token, and at `e`, which the model's generation config names: draw by draw as TRL."""
     model = load(prior)
     model.generation_config.eos_token_id = [0, 3]
@@ -194,7 +193,7 @@ def test_responses_end_where_training_ends_them(build: Callable[..., Any], prior
         assert sample(writer, tokenizer, [[0]] * 64, 4, **SAMPLING) == trained
 
 
-def test_with_an_adapter_the_priors_share_is_written_without_it(build: Callable[..., Any]) -> None:
+def test_with_an_adapter_the_priors_share_is_written_without_it(build: Build) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
     ours = build("grpo", residual(0.6, 0.2), prior_share=0.25, peft_config=adapter)
     layer = ours.model.base_model.model.model.layers[0].self_attn.q_proj
@@ -205,30 +204,25 @@ def test_with_an_adapter_the_priors_share_is_written_without_it(build: Callable[
     assert set(seen) == {(6, False), (2, True)}
 
 
-def test_omega_leaves_alpha_on_schedule(build: Callable[..., Any]) -> None:
-    ours = build("grpo", residual(0.6, 0.2), omega_schedule=0.5, max_steps=4, logging_steps=1, logging_strategy="steps")
+@pytest.mark.parametrize(("times", "omegas"), [(1, [0.2, 0.4, 0.6, 0.6]), (3, [0.2, 0.2, 0.2, 0.6])])
+def test_omega_leaves_alpha_on_schedule_and_a_checkpoint_says_how_far(
+    build: Build, times: int, omegas: list[float]
+) -> None:
+    """In four steps; a generation's rewards stay what they are, however often it is used."""
+    every = {"save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
+    ours = build("grpo", residual(0.6, 0.2), omega_schedule=0.5, max_steps=4, num_iterations=times, **every)
     ours.train()
     logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
-    assert logged == pytest.approx([0.2, 0.4, 0.6, 0.6])
+    assert logged == pytest.approx(omegas[::times])
+    folder = Path(ours.args.output_dir)
+    said = [json.loads((folder / f"checkpoint-{step}" / "repolicy.json").read_text())["omega"] for step in (1, 2, 3, 4)]
+    assert said == pytest.approx(omegas)
     ours.model.eval()
     ours.state.global_step = 0
     assert ours.current_objective == residual(0.6, 0.2)
 
 
-@pytest.mark.parametrize(("times", "omegas"), [(1, [0.2, 0.4, 0.6, 0.6]), (3, [0.2, 0.2, 0.2, 0.6])])
-def test_a_checkpoint_says_the_omega_that_it_was_trained_at(
-    build: Callable[..., Any], times: int, omegas: list[float]
-) -> None:
-    """Of four steps; a generation's rewards stay what they are, however often it is used."""
-    short = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "num_iterations": times}
-    ours = build("grpo", residual(0.6, 0.2), omega_schedule=0.5, **short)
-    ours.train()
-    folder = Path(ours.args.output_dir)
-    said = [json.loads((folder / f"checkpoint-{step}" / "repolicy.json").read_text())["omega"] for step in (1, 2, 3, 4)]
-    assert said == pytest.approx(omegas)
-
-
-def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..., Any], prior: Path) -> None:
+def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Build, prior: Path) -> None:
     """Neither in the log nor in the budget: there the first prompt has three responses, and the second four."""
 
     def partly(completions: list[str], **_: Any) -> list[float | None]:
@@ -255,39 +249,35 @@ def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..
     assert output["advantages"].isfinite().all()
 
 
-def test_a_budget_rests_where_no_response_could_be_judged(build: Callable[..., Any]) -> None:
+def test_a_budget_rests_where_no_response_could_be_judged(build: Build) -> None:
     ours = build("grpo", reward_funcs=lambda completions, **_: [None] * len(completions), budget=1.0)
     ours.memory.values |= {"own": -2.0, "omega": 0.3}
     assert not scored(ours)["advantages"].any()
     assert ours.memory.values["omega"] == 0.3
 
 
-def test_an_infinite_reward_is_refused_before_it_ends_the_weights(build: Callable[..., Any]) -> None:
-    with pytest.raises(NumericError, match="infinite"):
-        scored(build("grpo", reward_funcs=lambda completions, **_: [-torch.inf] * len(completions)))
+async def judge(completions: list[str], **_: Any) -> list[float]:
+    return [torch.nan] * len(completions)
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, "good"])
-def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callable[..., Any], wrong: Any) -> None:
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (lambda completions, **_: [-torch.inf] * len(completions), "infinite"),
+        (lambda completions, **_: [None, torch.nan] * (len(completions) // 2), "a reward is nan, and no number"),
+        (lambda completions, **_: [None, "good"] * (len(completions) // 2), "a reward is 'good', and no number"),
+        (lambda **_: None, "the reward returned None, and no list"),
+        (judge, "a reward is nan, and no number"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_refused(build: Build, reward: Any, words: str) -> None:
     """TRL makes NaN of None, so a mistake of the reward would end a run with success, and nothing learned."""
-    with pytest.raises(NumericError, match=f"a reward is {wrong!r}, and no number"):
-        scored(build("grpo", reward_funcs=lambda completions, **_: [None, wrong] * (len(completions) // 2)))
-    with pytest.raises(NumericError, match="the reward returned None, and no list"):
-        scored(build("grpo", reward_funcs=lambda **_: None))
-
-
-def test_a_reward_that_is_awaited_is_checked_as_any_other(build: Callable[..., Any]) -> None:
-    async def judge(completions: list[str], **_: Any) -> list[float]:
-        return [torch.nan] * len(completions)
-
-    with pytest.raises(NumericError, match="a reward is nan, and no number"):
-        scored(build("grpo", reward_funcs=judge))
+    with pytest.raises(NumericError, match=words):
+        scored(build("grpo", reward_funcs=reward))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what it compiles
-def test_learned_positions_are_counted_as_when_text_is_written(
-    build: Callable[..., Any], prior: Path, tmp_path: Path
-) -> None:
+def test_learned_positions_are_counted_as_when_text_is_written(build: Build, prior: Path, tmp_path: Path) -> None:
     """Of GPT-2: TRL pads shorter prompts on the left, and scores them as if the padding were text."""
     tokenizer = AutoTokenizer.from_pretrained(prior)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": 0, "bos_token_id": 0}
@@ -304,7 +294,7 @@ def test_learned_positions_are_counted_as_when_text_is_written(
 
 @pytest.mark.parametrize(("error", "weight"), [(0.0, 1.0), (2.0, 3.0)])
 def test_what_vllm_writes_teaches_the_same(
-    build: Callable[..., Any], prior: Path, monkeypatch: pytest.MonkeyPatch, error: float, weight: float
+    build: Build, prior: Path, monkeypatch: pytest.MonkeyPatch, error: float, weight: float
 ) -> None:
     """A stand-in for vLLM, which writes the responses that a rollout function gives, and says how likely they are.
 
@@ -335,20 +325,21 @@ def test_what_vllm_writes_teaches_the_same(
     assert torch.allclose(weights(by_vllm) - start, weight * (weights(ours) - start), atol=1e-6)
 
 
-def test_an_environment_may_own_the_prompts(build: Callable[..., Any]) -> None:
+def test_an_environment_may_own_the_prompts(build: Build) -> None:
     """TRL then gets as far as the chat template, which the tiny tokenizer lacks."""
     with pytest.raises(ValueError, match="chat template does not support tool calling"):
         build("grpo", environment_factory=object, train_dataset=[{"number": 1}] * 8)
 
 
-def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:
+def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Build) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
     modules = build("grpo", peft_config=adapter).model.modules()
     assert [module.p for module in modules if isinstance(module, torch.nn.Dropout)] == [0]
     assert rloo_settings(residual(0.3, 0.2))["disable_dropout"]
 
 
-def test_reaches_the_known_optimum(build: Callable[..., Any], toy: Toy, prior: Path) -> None:
+@pytest.mark.long
+def test_reaches_the_known_optimum(build: Build, toy: Toy, prior: Path) -> None:
     objective = residual(0.3, 0.2)
     log_prior = policy_log_probs(toy, load(prior))
     before = measure(toy, objective, log_prior, log_prior).kl

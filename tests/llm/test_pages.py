@@ -84,38 +84,24 @@ def test_the_commands_run_with_the_tiny_model(
 
 
 @pytest.mark.parametrize("name", ["llm_decomposed_dpo", "llm_residual_grpo"])
-def test_the_examples_resume(name: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    rows = json.dumps({"prompt": ".", "chosen": "a", "rejected": "b"}) + "\n"
-    (tmp_path / "rows.jsonl").write_text(rows * 32)
-    words = (
-        f"--model {prior} --data {tmp_path / 'rows.jsonl'} --alpha 0.2 --output_dir {tmp_path / 'run'} --max_steps 1"
-    )
-    words += " --use_cpu --bf16 false --report_to none --save_steps 1 --per_device_train_batch_size 8 --omega"
-    main = importlib.import_module(name).main
-    main([*words.split(), "0.3"])
-    with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
-        main([*words.split(), "0.4", "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1")])
-
-
-@pytest.mark.parametrize("name", ["llm_decomposed_dpo", "llm_residual_grpo"])
-def test_the_examples_train_weights_in_float32(
+def test_the_examples_train_weights_in_float32_and_resume(
     name: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a model in bfloat16, which would round small steps away."""
+    """Of a model in bfloat16, which would round small steps away."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    shutil.copytree(prior, tmp_path / "model")
-    AutoModelForCausalLM.from_pretrained(prior).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    rows = json.dumps({"prompt": ".", "chosen": "a", "rejected": "b"}) + "\n"
-    (tmp_path / "rows.jsonl").write_text(rows * 32)
-    words = (
-        f"--model {tmp_path / 'model'} --data {tmp_path / 'rows.jsonl'} --omega 0.3 --alpha 0.2 --max_steps 1 --use_cpu"
-    )
-    words += f" --bf16 false --report_to none --per_device_train_batch_size 8 --output_dir {tmp_path / 'run'}"
-    importlib.import_module(name).main(words.split())
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("model", "run"))
+    model, rows, run = (tmp_path / part for part in ("model", "rows.jsonl", "run"))
+    shutil.copytree(prior, model)
+    AutoModelForCausalLM.from_pretrained(prior).to(torch.bfloat16).save_pretrained(model)
+    rows.write_text((json.dumps({"prompt": ".", "chosen": "a", "rejected": "b"}) + "\n") * 32)
+    words = f"--model {model} --data {rows} --output_dir {run} --alpha 0.2 --max_steps 1 --save_steps 1 --use_cpu"
+    words += " --bf16 false --report_to none --per_device_train_batch_size 8 --omega"
+    main = importlib.import_module(name).main
+    main([*words.split(), "0.3"])
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, run))
     moved = torch.cat([(after[each].float() != before[each].float()).flatten() for each in before])
     assert moved.double().mean() > 0.9
+    with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
+        main([*words.split(), "0.4", "--resume_from_checkpoint", str(run / "checkpoint-1")])
 
 
 @pytest.mark.parametrize("name", ["llm_decomposed_dpo", "llm_residual_grpo"])

@@ -1,13 +1,12 @@
 """Q-Adapter: its loss in TRL's loop, and the policy that generation really samples."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
-from tiny_language import PAIRS, REWARD, first, load, weights
+from tiny_language import PAIRS, REWARD, Build, first, load, weights
 from torch.nn.functional import logsigmoid
 
 from repolicy.errors import UsageError
@@ -22,7 +21,7 @@ VIRTUAL_TOKENS = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 
 
 @pytest.fixture
-def trainer(build: Callable[..., Any]) -> Callable[..., Any]:
+def trainer(build: Build) -> Build:
     def made(random: bool = True, **more: Any) -> Any:
         adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=not random)
         return build("q", **{"objective": OBJECTIVE, "peft_config": adapter, "train_dataset": PAIRS[:2] * 4, **more})
@@ -46,7 +45,7 @@ def policy(model: Any, ids: torch.Tensor, **more: Any) -> tuple[torch.Tensor, to
     [({}, {}), ({"peft_config": VIRTUAL_TOKENS}, {}), ({}, {"position_ids": torch.tensor([[0, 4, 1, 7, 2]])})],
 )
 def test_without_chi_the_loss_is_decomposed_dpo(
-    trainer: Callable[..., Any], adapter: dict[str, Any], more: dict[str, torch.Tensor]
+    trainer: Build, adapter: dict[str, Any], more: dict[str, torch.Tensor]
 ) -> None:
     """Also with virtual tokens, and with what else a processor gives the model, such as images."""
     ours = trainer(chi=0.0, **adapter)
@@ -64,7 +63,7 @@ def test_without_chi_the_loss_is_decomposed_dpo(
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_step_is_the_same_however_it_is_cut(trainer: Callable[..., Any]) -> None:
+def test_a_step_is_the_same_however_it_is_cut(trainer: Build) -> None:
     """Also where pairs differ in length: a token's square counts the same in every micro-batch."""
 
     def step(rows: int, times: int) -> torch.Tensor:
@@ -80,7 +79,7 @@ def test_a_step_is_the_same_however_it_is_cut(trainer: Callable[..., Any]) -> No
     assert torch.linalg.vector_norm(step(1, 4) - whole) < 1e-3 * torch.linalg.vector_norm(whole)
 
 
-def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Callable[..., Any]) -> None:
+def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Build) -> None:
     ours = trainer(random=False, max_steps=15, learning_rate=2e-2)
     batch = first(ours, 2)
     frozen = {name: p.clone() for name, p in ours.model.named_parameters() if not p.requires_grad}
@@ -90,7 +89,7 @@ def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Callabl
     assert all(torch.equal(p, frozen[name]) for name, p in ours.model.named_parameters() if name in frozen)
 
 
-def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
+def test_generation_follows_the_policy(trainer: Build) -> None:
     """Token by token, through `generate` with its cache and padded prompts, against two plain forward passes."""
     model = trainer().model.eval()
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
@@ -106,7 +105,7 @@ def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
         assert torch.allclose(found[:, 1:].log_softmax(-1), expected[:, 1:].log_softmax(-1), atol=1e-5)
 
 
-def test_beams_that_change_places(trainer: Callable[..., Any]) -> None:
+def test_beams_that_change_places(trainer: Build) -> None:
     model = trainer().model.eval()
     processor = q_adapter_policy(model, OBJECTIVE)
     scores = model(input_ids=torch.tensor([[0, 1], [0, 2]])).logits[:, -1]
@@ -117,7 +116,7 @@ def test_beams_that_change_places(trainer: Callable[..., Any]) -> None:
     assert torch.allclose(found, policy(model, swapped)[0][:, -1], atol=1e-5)
 
 
-def test_its_logits_are_not_taken_for_a_policys(trainer: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
+def test_its_logits_are_not_taken_for_a_policys(trainer: Build, prior: Path, tmp_path: Path) -> None:
     """On the command line it writes what its policy writes, at its omega and, as Q_R stays, at another."""
     folder, prompts = str(tmp_path / "q"), tmp_path / "prompts.jsonl"
     ours = trainer()
