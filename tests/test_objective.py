@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repolicy import objective
@@ -101,6 +101,7 @@ def test_states_that_the_prior_does_not_know_cost() -> None:
     assert reformulated(objective.residual(0.25, 0.5), 7.0, -4.0, -2.0, familiarity=-4.0).total == 7.0
 
 
+@settings(max_examples=20)
 @given(st.lists(st.tuples(dyadic, dyadic, dyadic), min_size=1, max_size=20), st.integers(0, 64), st.integers(0, 64))
 def test_it_is_linear(steps: list[tuple[float, float, float]], omega: int, alpha: int) -> None:
     """The sum over an episode may be taken before or after."""
