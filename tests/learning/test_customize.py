@@ -71,6 +71,16 @@ def test_from_some_samples_on_the_logarithm_of_the_std_takes_longer_steps(
     assert moved.abs().item() == pytest.approx(speed * 1e-3, rel=0.01)
 
 
+def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
+    few = replace(SETTINGS, steps=1_024, checkpoint_every=1)
+    policies = []
+    for env in ("LinearQuadratic", "WithoutReward"):  # the same environment, but for its rewards
+        policies.append(customized(prior, residual(0.2, 0.1), tmp_path / env, few, env=env).policy.state_dict())
+    ours, theirs = policies
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
+
+
 @pytest.mark.long
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
