@@ -77,7 +77,7 @@ DAMAGED = "is damaged, or no Repolicy file"
         (serialize("policy", {}, {"format": 99}), "has format 99; this version reads up to 1: upgrade repolicy"),
     ],
 )
-def test_a_share_of_a_file_and_another_file_are_told(
+def test_a_file_that_is_cut_or_of_another_kind_or_of_the_future_is_refused(
     whole: Path, tmp_path: Path, content: float | bytes, sentence: str
 ) -> None:
     if isinstance(content, float):
