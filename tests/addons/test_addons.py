@@ -123,16 +123,17 @@ def test_functions_that_copied_one_name_are_several() -> None:
     assert titles_of(["mine.py:quiet", "theirs.py:quiet"]) == ("mine.py:quiet", "theirs.py:quiet")
 
 
-@pytest.mark.parametrize("name", ["quiet", "Past"])
-def test_a_users_own_metric(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "shown"), [("quiet", "loudness"), ("Past", "loudness"), ("Nameless", "metric")])
+def test_a_users_own_metric(tmp_path: Path, name: str, shown: str) -> None:
     (tmp_path / "mine.py").write_text(
         "def quiet(observations, actions, next_observations, info):\n    return -abs(actions).sum(-1)\n"
         "def loudness(observations, actions, next_observations, info):\n    return abs(actions).sum(-1)\n"
         "quiet.metric = loudness\n"
         "class Past:\n    metric = loudness\n"
+        "class Nameless:\n    metric = lambda *steps: loudness(*steps)\n"
     )
     addon = combine_addons([f"{tmp_path}/mine.py:{name}"])
-    assert addon.metric_name == "mean loudness"
+    assert addon.metric_name == f"mean {shown}"
     assert addon.metric_values(Transitions(OBSERVATIONS, ACTIONS - 1, NEXT, INFO)).tolist() == [[8.0] * 3] * 2
 
 

@@ -201,7 +201,8 @@ def load_term(wish: str) -> AddonTerm:
     if own := import_target(wish):
         code = load_function(own, "add-on")
         reported = getattr(code, "metric", None)
-        title = f"mean {getattr(reported, '__name__', 'metric')}"
+        name = getattr(reported, "__name__", "<lambda>")
+        title = "mean metric" if name == "<lambda>" else f"mean {name}"
         metric = None if reported is None else Metric(title, reported, lambda values: values)
         if inspect.isclass(code.func if isinstance(code, partial) else code):
             return AddonTerm(own, StatefulAddon(code), weight, metric)
