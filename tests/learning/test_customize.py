@@ -135,7 +135,7 @@ UNNAMED: dict[str, Any] = {"objective": None, "settings": None}
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
         ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps; if it is meant"),
         ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
-        ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
+        ({"addon": tiny("badly_told")}, r"metric 'mean metric' returned one number for"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
         ({"objective": {"steps": 2048}}, "the objective is a dict, and no objective such as residual"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
