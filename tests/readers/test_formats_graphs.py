@@ -233,6 +233,16 @@ FACTORS = [
 ]
 OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": random(7), "u": random(3, 7)}
 OF_NORM = {"s": random(7), "l": random(7)}
+BY_ERF = [  # 3 · x · (0.5 · erf(x · √0.5) + 0.5): a factor on both sides
+    node("Mul", "a root", "r"),
+    node("Erf", "r", "e"),
+    node("Mul", "e half", "h"),
+    node("Add", "h half", "i"),
+    node("Mul", "a three", "t"),
+    node("Mul", "t i", "b"),
+    node("Gemm", "b v", "out"),
+]
+OF_ERF = {"root": np.array(0.5**0.5), "half": np.array(0.5), "three": np.array(3.0)}
 NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
 MASKED = [node("Mul", "obs mask", "x"), node("Add", "x m", "y"), node("Gemm", "y w", "out")]
 ROOTED = [node("Pow", "var half", "std"), node("Div", "obs std", "a"), node("Gemm", "a w", "out")]
@@ -243,6 +253,7 @@ COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
     "a row that gets an axis": ([*BODY, node("Unsqueeze", "k zero", "row"), node("Mul", "c row", "out")], ROW),
     "a quotient": ([*BODY, node("Div", "k l", "row"), node("Mul", "c row", "out")], ROW | {"l": random(1, 3)}),
     "a split into two of five is three and two": ([node("Gemm", "obs w", "c"), SPLIT], {"w": random(5, 5)}),
+    "gelu by erf": ([*FIRST_LAYER, *BY_ERF], OF_ERF),
     "factors between layers": (FACTORS, OF_FACTORS | {"k2": random(3), "s2": np.array(3.0)}),
 } | {
     f"gelu {kind}": ([*FIRST_LAYER, node("Gelu", "a", "b", approximate=kind), *NORMED], OF_NORM)
