@@ -164,6 +164,14 @@ def test_a_time_limit_is_told_in_steps_of_what_repeats_actions(repeat: Any, oute
     assert GymnasiumEnvs("repeated", 2, 0, make).limit == limit
 
 
+def test_a_step_lasts_as_long_as_mujocos_clock_says() -> None:
+    for wrap, seconds in ((lambda env: env, 0.008), (ByHand, 0.032)):
+        envs = GymnasiumEnvs("hopper", 1, 0, lambda wrap=wrap: wrap(gymnasium.make("Hopper-v5")))
+        assert (envs.period, envs.steps_a_second) == (seconds, 1.0 / seconds)
+    pendulum = GymnasiumEnvs("Pendulum-v1", 1, 0)  # it has no such clock: a film has the speed that it names
+    assert (pendulum.period, pendulum.steps_a_second) == (0.05, 30.0)
+
+
 @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 5)])
 def test_one_environment_is_not_taken_for_several(wrap: Any) -> None:
     env = Counter()

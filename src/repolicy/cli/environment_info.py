@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs import env_maker, envpool_names, evaluation_backend, group_sizes, observed_parts, parse_env_name
+from repolicy.envs import GymnasiumEnvs, envpool_names, evaluation_backend, group_sizes, observed_parts, parse_env_name
 from repolicy.errors import UsageError, in_one_sentence
 
 PLACE = [(f".{axis}", "m") for axis in "xyz"]
@@ -51,12 +51,13 @@ def _envpool_info(name: str) -> dict[str, Any]:
 
 
 def _gymnasium_info(name: str) -> dict[str, Any]:
-    with closing(env_maker(name)()) as env:
-        unwrapped: Any = env.unwrapped
+    with closing(GymnasiumEnvs(name, 1, 0)) as envs:
+        env: Any = envs.each[0]
+        unwrapped = env.unwrapped
         info = _part_names(env.observation_space, name) | {"actions": _ranges(env.action_space)}
         model: Any = getattr(unwrapped, "model", None)
-        if period := _control_period(env):
-            info["control_period"] = period
+        if envs.period:
+            info["control_period"] = envs.period
         if hasattr(model, "actuator_trnid") and model.nu == np.prod(env.action_space.shape or ()):
             joints = [model.joint(model.actuator_trnid[index, 0]).name for index in range(model.nu)]
             names = [model.actuator(index).name or joint for index, joint in enumerate(joints)]
@@ -64,22 +65,6 @@ def _gymnasium_info(name: str) -> dict[str, Any]:
         if hasattr(model, "jnt_type") and "observations" not in info:
             info |= _joint_names(model, unwrapped.data, np.ravel(env.reset(seed=0)[0]), unwrapped)
     return info
-
-
-def _control_period(env: Any) -> float:
-    """Return the seconds between two actions, or 0 if the environment does not tell.
-
-    MuJoCo's clock tells them also where a wrapper, or a step of the user's own, repeats an action.
-    """
-    unwrapped: Any = env.unwrapped
-    if not hasattr(getattr(unwrapped, "data", None), "time"):
-        period = getattr(unwrapped, "dt", 0)
-        return float(period) if isinstance(period, float | int) else 0.0
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    before = unwrapped.data.time
-    env.step(env.action_space.sample())
-    return round(unwrapped.data.time - before, 12)  # a sum of the simulator's steps, in which rounding errors add up
 
 
 def _ranges(space: Any) -> dict[str, Any]:

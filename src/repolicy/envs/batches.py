@@ -129,8 +129,13 @@ class GymnasiumEnvs(Batch):
 
     @property
     def steps_a_second(self) -> float:
-        """Steps per second of film; 30 where the environment does not say."""
-        return float(self.each[0].metadata.get("render_fps") or 30)
+        """Steps per second of film: by MuJoCo's clock, else as the environment says, else 30."""
+        return 1.0 / self._clocked if self._clocked else float(self.each[0].metadata.get("render_fps") or 30)
+
+    @property
+    def period(self) -> float:
+        """Simulated seconds between two actions, or 0 if the environment does not tell."""
+        return self._clocked or _number(self.each[0].unwrapped, "dt")
 
     def reset(self) -> np.ndarray:
         return self.flat(self.call(self._reset, self._ones, range(self._seed, self._seed + self.count)))
@@ -163,12 +168,16 @@ class GymnasiumEnvs(Batch):
         """Raise if reset or step returns observations of another shape than the space declares; return the time limit.
 
         A wrapper that repeats actions makes several steps of a time limit inside of it: the difference tells how many.
+        MuJoCo's clock tells how long such a step lasts.
         """
         one = self._ones[0]
         one.env.action_space.seed(0)
         limited = [layer for layer in _layers(one.env) if getattr(layer, "_max_episode_steps", None)]
         first, before = self.call(one.reset, 0), [getattr(layer, "_elapsed_steps", 0) for layer in limited]
+        clock = getattr(one.env.unwrapped, "data", None)
+        start = _number(clock, "time")
         after = self.call(one.step, one.env.action_space.sample())[0]
+        self._clocked = max(0.0, round(_number(clock, "time") - start, 12))  # rounding errors add up in a clock
         for moment, observation in (("reset", first), ("step", after)):
             returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:
@@ -178,6 +187,12 @@ class GymnasiumEnvs(Batch):
         for layer, elapsed in zip(limited, before, strict=True):  # of several time limits the shortest ends an episode
             steps = min(steps, layer._max_episode_steps / max(1, getattr(layer, "_elapsed_steps", 0) - elapsed))
         return math.ceil(steps) if math.isfinite(steps) else None
+
+
+def _number(thing: object, name: str) -> float:
+    """Return an attribute that is a number, or 0 where there is none of that name and kind."""
+    value = getattr(thing, name, 0.0)
+    return float(value) if isinstance(value, float | int) else 0.0
 
 
 def _layers(env: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from repolicy.envs import (
     Backend,
+    GymnasiumEnvs,
     Info,
     action_space,
     check_copies,
@@ -73,12 +74,13 @@ class CopyModel(Model):
         self.name, self._seed, self.note = name, seed, note
         self._envs: Any = None  # that `watch` received; a batch is asked for its own when they are needed
         self._random = np.random.default_rng(seed)
-        made = make_one_env(name)
+        envs = GymnasiumEnvs(name, 1, seed)
+        made = envs.each[0]
         self.space, self._own = action_space(made.action_space, name), made.action_space
         self._observed = made.observation_space
         self._keys, _ = observed_parts(self._observed, name, False)
         rate = made.metadata.get("render_fps")
-        self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / rate if rate else 0.0))
+        self.seconds = envs.period or (1.0 / rate if rate else 0.0)
         with in_one_sentence(f"environment {name!r} cannot be copied", UsageError):
             check_copies(made, name)
 
