@@ -99,6 +99,18 @@ def test_a_weight_moves_by_the_same_share_however_small_it_is() -> None:
     assert risen.omega == risen.alpha > fallen.omega
 
 
+@pytest.mark.parametrize(("violation", "end"), [(2.0, 1e12), (-2.0, 1e-12)])
+def test_a_budget_that_cannot_be_held_leaves_weights_that_single_precision_can_hold(
+    violation: float, end: float
+) -> None:
+    """By e^0.06 an iteration they would be infinite after 1,500; the run then ended with a loss that is not finite."""
+    weights = residual(0.2, 0.1)
+    for _ in range(1_500):
+        weights = steered_objective(weights, violation, violation)
+    assert weights.omega == weights.alpha == end
+    assert steered_objective(residual(0.2, 0.1), violation, violation, omega_alone=True).alpha == 0.1
+
+
 @pytest.mark.parametrize("zero", [0.0, 1e3, -1e6])
 def test_a_limit_is_held_alike_wherever_the_zero_of_its_quantity_lies(zero: float) -> None:
     """Near 0 the weight begins at what the root mean square is worth; far from it at ten stds, and a unit is one."""

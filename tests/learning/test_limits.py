@@ -191,7 +191,8 @@ def test_a_step_of_the_prior_earns_the_same_however_long_its_episodes_are(prior:
 def test_few_environments_tell_their_noise_by_parts_of_their_steps() -> None:
     steps = torch.arange(32.0)
     assert block_means(steps.reshape(16, 2)).tolist() == [3, 4, 11, 12, 19, 20, 27, 28]
-    assert block_means(steps[:6, None]).tolist() == [1, 4], "parts are as long as each other"
+    assert block_means(steps[:27, None]).tolist() == list(range(1, 27, 3)), "parts are as long as each other"
+    assert block_means(steps[:7, None]).tolist() == list(range(7)), "a single mean would tell no noise"
     eight, by_rank = torch.arange(64.0).reshape(8, 8), torch.arange(64.0).reshape(8, 8).split(1, dim=1)
     assert [float(block_means(each, ranks=8)) for each in by_rank] == block_means(eight).tolist(), "however many ranks"
     assert block_means(steps.reshape(2, 2, 8)).tolist() == [[4 + n for n in range(8)], [20 + n for n in range(8)]]

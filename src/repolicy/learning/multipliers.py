@@ -36,7 +36,7 @@ STEERING = 0.03  # integral gain, per iteration
 DAMPING = 1.0  # proportional gain; without it the weight answers too late, and the policy overshoots far
 MAX_NOISE = 0.25  # std that a violation may have; noisier measurements are averaged over iterations
 MIN_SMOOTHING = 0.05  # weight of the newest measurement in an average, at least
-MIN_WEIGHT = 1e-12  # of the prior's terms, so that they can rise again
+MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e12  # of the prior's terms: they can rise and fall again, and none overflows
 
 LIMIT_UNIT = 0.1  # share of its bound by which a limit is broken at a violation of 1
 MIN_SPREAD = 1e-7  # std of a quantity as a share of its size; a smaller one is rounding
@@ -105,10 +105,11 @@ def steered_objective(objective: Objective, last: float, violation: float, *, om
     sharpen the policy around the prior's mode, and so move it away from the prior. For a log-prior budget
     (`omega_alone`), omega is the multiplier by itself, as a larger one always makes actions likelier.
     """
-    change = violation - last
-    omega = max(MIN_WEIGHT, moved_weight(objective.omega, violation, change))
-    alpha = objective.alpha if omega_alone else max(MIN_WEIGHT, moved_weight(objective.alpha, violation, change))
-    return replace(objective, omega=omega, alpha=alpha)
+    weights = dict[str, Any]()
+    for name in ("omega",) if omega_alone else ("omega", "alpha"):
+        moved = moved_weight(getattr(objective, name), violation, violation - last)
+        weights[name] = min(MAX_WEIGHT, max(MIN_WEIGHT, moved))
+    return replace(objective, **weights)
 
 
 def follow_budget(
@@ -353,7 +354,8 @@ def block_means(values: Tensor, ranks: int = 1) -> Tensor:
     There is one for each environment; with few environments in all ranks, one for each of several blocks of steps.
     """
     *lead, steps, count = values.shape
-    blocks = math.gcd(steps, max(1, MIN_MEANS // (count * ranks)))
+    least = min(steps, max(1, MIN_MEANS // (count * ranks)))
+    blocks = next(number for number in range(least, steps + 1) if steps % number == 0)
     return values.reshape(*lead, blocks, steps // blocks, count).mean(-2).flatten(-2)
 
 
