@@ -354,3 +354,15 @@ def test_a_limit_and_a_share_that_are_broken_at_the_end_are_told() -> None:
         "limit kept>=0.9 is broken: the last 20 iterations have 0.81, the best 20 0.95; more --steps"
     )
     assert not kept.warnings({"kept": [0.87, 0.9] * 10})  # off by less than a quarter of what may be lost
+
+
+def test_a_limit_whose_weight_stood_still_for_want_of_a_critic_is_told_with_the_reason() -> None:
+    """A reward that is nearly the same in every step hides from the critic what differs."""
+    held = Multipliers(Request("CartPole-v1", residual(0.2, 0.1), Settings(), limits=("power<=0.3",)))
+    held.limits["power<=0.3"].unit = 0.03
+    broken = {"limit_power<=0.3": [0.6] * 40}
+    for stood, count in ((10, 1), (11, 2)):
+        said = held.warnings(broken | {"explained_variance": [-0.5] * stood + [-0.4] * (39 - stood) + [None]})
+        assert len(said) == count
+    assert said[1].startswith("in 11 of 40 iterations no weight moved, since the critic could not follow the reward")
+    assert not held.warnings({"limit_power<=0.3": [0.2] * 40, "explained_variance": [-9.0] * 40})

@@ -10,8 +10,16 @@ from torch import Tensor
 
 from repolicy.addons import parse_limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import MAX_VIOLATION, HeldLimit, Limits, expected_rewards, follow_budget, with_omega
-from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
+from repolicy.learning.multipliers import (
+    MAX_VIOLATION,
+    MIN_EXPLAINED_VARIANCE,
+    HeldLimit,
+    Limits,
+    expected_rewards,
+    follow_budget,
+    with_omega,
+)
+from repolicy.learning.worker import MAX_WARMUPS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget

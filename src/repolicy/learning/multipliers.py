@@ -45,6 +45,8 @@ MAX_WEIGHT_CHANGE = 1e3  # a limit's weight stays within this factor of its init
 MIN_MEANS = 8  # number of means from which the noise of a measurement is estimated
 OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows
 LAST_ITERATIONS = 20  # number of iterations by which a limit is judged at the end
+MIN_EXPLAINED_VARIANCE = -0.5  # below it the critic cannot follow, so budgets and limits do not move the weights
+STANDING_SHARE = 0.25  # of the iterations without such a move from which a warning tells why
 MIN_LOST_SHARE = 0.01  # of the old return; the finest unit in which a kept share is steered
 
 
@@ -328,6 +330,11 @@ class Multipliers:
                 sentences.append(
                     f"limit {limit} is broken: {with_minus(found)}; more --steps may do, or a wish that weighs less"
                 )
+        explained = logged.get("explained_variance", ())
+        stood = sum(share is not None and share <= MIN_EXPLAINED_VARIANCE for share in explained)
+        if sentences and stood > STANDING_SHARE * len(explained):
+            why = "the critic could not follow the reward: is a large part of it the same in every step?"
+            sentences.append(f"in {stood:,} of {len(explained):,} iterations no weight moved, since {why}")
         return sentences
 
     def state(self) -> dict[str, Any]:

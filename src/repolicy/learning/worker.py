@@ -11,7 +11,7 @@ from torch import Tensor
 from repolicy.envs import Collector, Rollout, critic_size, probe_env
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
-from repolicy.learning.multipliers import Multipliers
+from repolicy.learning.multipliers import MIN_EXPLAINED_VARIANCE, Multipliers
 from repolicy.learning.terms import DialedTerms, FixedTerms, TaskRewards, dial_metrics
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import OBSERVATION_BOUND, Density, Normalizer, Policy, moment_sums, trainable_copy
@@ -19,7 +19,6 @@ from repolicy.prepare.states import familiarity
 from repolicy.priors import MeanPrior, ScoredPrior, Scorer, ScoringPrior
 from repolicy.runs import Request, ranks, spec_for
 
-MIN_EXPLAINED_VARIANCE = -0.5  # below it the critic cannot follow, so budgets and limits do not move the weights
 MIN_WARMUP_LEARNING_RATE = 1e-3  # while only the critic learns; later the policy's KL adapts the learning rate
 ENTROPY_SAMPLES = 256  # observations of an iteration at which the policy's entropy is measured
 MAX_WARMUPS = 3  # the actor waits for its critic at most this many times `critic_warmup`
