@@ -262,6 +262,11 @@ def test_a_share_that_is_the_same_in_each_episode_has_no_error(mean: float) -> N
     assert asked.endswith("of the old return, and 80% was asked for: too little")
 
 
+def test_a_share_of_one_episode_has_an_unknown_error() -> None:
+    prior, after = evaluated(np.array([100.0]), None), evaluated(np.array([99.0]), None)
+    assert judged([(prior, after)], keep=0.95)[1].startswith("with the mean action it keeps 99.0% ± unknown of the old")
+
+
 def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
     prior, after = evaluated(HALF + 100, HALF), evaluated(HALF + 99, HALF, (20,))
     after = dataclasses.replace(after, limits={f"{name}<=0.25": 0.2 + 0.007 * HALF for name in ("power", "heat")})
