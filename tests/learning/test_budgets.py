@@ -85,6 +85,16 @@ def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
     assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")
 
 
+def test_an_end_beyond_a_budget_is_not_told_by_a_last_measurement_within_it() -> None:
+    """A small budget's violation is averaged, because a single measurement of it is noise."""
+    held = multipliers(kl_budget=0.001)
+    held.budget_violation = math.log(1.5)
+    [said] = held.warnings({"prior_kl": [0.0007]})
+    assert said.startswith(
+        "the run ends beyond its budget: 0.0015 nats a step, the budget is 0.001; the weights follow"
+    )
+
+
 def test_a_weight_moves_by_the_same_share_however_small_it_is() -> None:
     """That of a limit on a quantity of large numbers is small; those of the prior can rise again from their floor."""
     assert moved_weight(1e-9, 1.0, 0.5) == pytest.approx(1e-9 * moved_weight(1.0, 1.0, 0.5))

@@ -312,7 +312,8 @@ class Multipliers:
         """Return a sentence for each constraint that is broken at the end of a run: budget, limits, kept share."""
         budget, violation, sentences = self.settings.budget, self.budget_violation, list[str]()
         if budget is not None and violation > math.log(OVERSPENT_RATIO):
-            ends = f"the run ends beyond its budget: {budget.compare(logged[budget.metric][-1])}"
+            spent = max(logged[budget.metric][-1], budget.amount * math.exp(violation))  # the last alone may be noise
+            ends = f"the run ends beyond its budget: {budget.compare(spent)}"
             sentences.append(f"{ends}; the weights follow slowly, and more --steps give them time")
         limits = {f"limit_{name}": (held.limit, held.unit) for name, held in self.limits.items()}
         if self.keep:
