@@ -12,6 +12,7 @@ import numpy as np
 
 from repolicy.text import format_number, with_minus
 
+ROUNDING = 1e-9  # share of a number; a smaller error or difference of it is only rounding of a sum
 FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none
 
 
@@ -65,8 +66,10 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
+        if abs(self.value) <= ROUNDING * max(abs(self.before), abs(self.before + self.value)):
+            return False
         if self.error == 0.0:
-            return self.value != 0.0
+            return True
         p_value = student_t_p_value(abs(self.value) / self.error, self.degrees_of_freedom)
         return p_value < FALSE_POSITIVE_RATE / self.comparisons  # False where the error is NaN
 
@@ -129,7 +132,7 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
     number that has this error as `of`.
     """
     size = abs(value if of is None else of)
-    if not 1e-9 * size < error < math.inf:  # a smaller error is only rounding of a sum
+    if not ROUNDING * size < error < math.inf:
         return format_number(value)
     digits = max(0, 1 - math.floor(math.log10(error)))
     three_are_enough = size >= 0.01 and error >= 0.001

@@ -262,6 +262,16 @@ def test_a_share_that_is_the_same_in_each_episode_has_no_error(mean: float) -> N
     assert asked.endswith("of the old return, and 80% was asked for: too little")
 
 
+def test_the_rounding_of_a_sum_makes_no_policy_better() -> None:
+    """In a world without chance each episode earns the same, so the smallest difference has an error of 0."""
+    earned = [np.full(8, sum(rewards)) for rewards in ((0.1, 0.2, 0.3), (0.3, 0.2, 0.1))]
+    assert earned[0][0] != earned[1][0]
+    for prior, after in (earned, reversed(earned)):
+        assert verdict(evaluated(prior, None, seed=5), evaluated(after, None, seed=5)).startswith("cannot tell it from")
+    real = evaluated(earned[0], None, seed=5), evaluated(earned[0] + 1e-6, None, seed=5)
+    assert verdict(*real).startswith("better than its prior")
+
+
 def test_a_share_of_one_episode_has_an_unknown_error() -> None:
     prior, after = evaluated(np.array([100.0]), None), evaluated(np.array([99.0]), None)
     assert judged([(prior, after)], keep=0.95)[1].startswith("with the mean action it keeps 99.0% ± unknown of the old")
