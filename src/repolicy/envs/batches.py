@@ -130,12 +130,12 @@ class GymnasiumEnvs(Batch):
     @property
     def steps_a_second(self) -> float:
         """Steps per second of film: by MuJoCo's clock, else as the environment says, else 30."""
-        return 1.0 / self._clocked if self._clocked else float(self.each[0].metadata.get("render_fps") or 30)
+        return 1.0 / self._seconds if self._seconds else float(self.each[0].metadata.get("render_fps") or 30)
 
     @property
     def period(self) -> float:
         """Simulated seconds between two actions, or 0 if the environment does not tell."""
-        return self._clocked or _number(self.each[0].unwrapped, "dt")
+        return self._seconds or _number(self.each[0].unwrapped, "dt")
 
     def reset(self) -> np.ndarray:
         return self.flat(self.call(self._reset, self._ones, range(self._seed, self._seed + self.count)))
@@ -168,7 +168,7 @@ class GymnasiumEnvs(Batch):
         """Raise if reset or step returns observations of another shape than the space declares; return the time limit.
 
         A wrapper that repeats actions makes several steps of a time limit inside of it: the difference tells how many.
-        MuJoCo's clock tells how long such a step lasts.
+        Also set `_seconds`, what MuJoCo's clock says that this step lasted, or 0 where there is no such clock.
         """
         one = self._ones[0]
         one.env.action_space.seed(0)
@@ -177,7 +177,7 @@ class GymnasiumEnvs(Batch):
         clock = getattr(one.env.unwrapped, "data", None)
         start = _number(clock, "time")
         after = self.call(one.step, one.env.action_space.sample())[0]
-        self._clocked = max(0.0, round(_number(clock, "time") - start, 12))  # rounding errors add up in a clock
+        self._seconds = max(0.0, round(_number(clock, "time") - start, 12))  # rounding errors add up in a clock
         for moment, observation in (("reset", first), ("step", after)):
             returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:

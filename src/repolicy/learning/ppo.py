@@ -307,7 +307,7 @@ def check_first_minibatch(result: Losses, batch: Batch) -> None:
         raise NumericError(
             "in the first minibatch the policy's log-probabilities differ from those recorded while acting (by "
             f"{largest:.2g}): the normalizer moved, they are stale, the policy is not a function of the observation, "
-            "or its std is too small beside its mean for single precision"
+            "or the policy's std is too small beside its mean for single precision"
         )
 
 

@@ -93,7 +93,8 @@ def _describe_kept_share(pair: Pair, keep: float) -> str:
     outcome = "that holds" if share - keep > LIMIT_ERRORS * error else "that holds in these episodes"
     if share < keep:
         outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
-    kept = with_minus(f"{share:.1%} ± {'unknown' if math.isnan(error) else f'{error:.1%}'}")
+    off_by = "unknown" if math.isnan(error) else f"{error:.1%}"
+    kept = with_minus(f"{share:.1%} ± {off_by}")
     return f"it keeps {kept} of the old return, and {100.0 * keep:.6g}% was asked for: {outcome}"
 
 
