@@ -30,6 +30,7 @@ from repolicy.llm.requirements import (
     require_same_weights,
     require_saved_path,
     require_settings,
+    require_tokens,
 )
 from repolicy.objective import Objective
 from repolicy.objective_names import check_supported, resolve_objective
@@ -128,6 +129,12 @@ def is_ref_adapter_unused(model: PeftModel) -> bool:
     return bool(b_matrices) and not any(matrix.any() for matrix in b_matrices)
 
 
+def parts(*datasets: Any) -> list[Any]:
+    """Return the datasets that are not None, and in place of a dictionary of datasets those in it."""
+    flat = [part for each in datasets for part in (each.values() if isinstance(each, dict) else [each])]
+    return [part for part in flat if part is not None]
+
+
 class ObjectiveMixin:
     """Adds the objective and the prior's identity to a TRL trainer; comes before it in the list of bases."""
 
@@ -141,6 +148,9 @@ class ObjectiveMixin:
     model: Any
     ref_model: Any
     args: Any
+    train_dataset: Any
+    eval_dataset: Any
+    _tokenizer: Any  # set by TRL
 
     def resolve_settings(self, objective: Objective | None, args: Any) -> Any:
         """Set the objective from the argument or from `args`; return a copy of the settings with its weights."""
@@ -157,9 +167,8 @@ class ObjectiveMixin:
     def check_inputs(self, model: Any, *datasets: Any) -> None:
         """Raise if the model has adapters that TRL would mix up, or if a dataset lacks something."""
         require_one_adapter(model)
-        for part in [part for each in datasets for part in (each.values() if isinstance(each, dict) else [each])]:
-            if part is not None:
-                self.check_rows(part)
+        for part in parts(*datasets):
+            self.check_rows(part)
 
     def check_rows(self, dataset: Any) -> None:
         """Raise if a dataset lacks a required column, or if a text in it is null."""
@@ -168,6 +177,8 @@ class ObjectiveMixin:
     def record_identity(self, reference_given: bool) -> None:
         """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
         require_no_adapter_inside(self.model)
+        for part in parts(self.train_dataset, self.eval_dataset):
+            require_tokens(part, self._tokenizer)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         if self.model.config.is_encoder_decoder:
@@ -303,6 +314,9 @@ class ReferenceMixin(ObjectiveMixin):
         elif ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, type(self).__name__)
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
+        if any(hasattr(part, "__len__") and not len(part) for part in parts(self.train_dataset, self.eval_dataset)):
+            problem = f"no prompt is shorter than max_length, which is {args.max_length}, and TRL leaves out all others"
+            raise UsageError(f"{problem}: raise max_length, or shorten the prompts")
         self.precompute_ref_logps = args.precompute_ref_log_probs and reads_prior
         self.record_identity(reference_given=ref_model is not None)
 

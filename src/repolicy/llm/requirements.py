@@ -122,6 +122,16 @@ def require_columns(dataset: Any, required: tuple[str, ...]) -> None:
                 raise UsageError(f"{column} is null in row {row} (the first is 0) of the dataset: filter it out")
 
 
+def require_tokens(dataset: Any, tokenizer: Any) -> None:
+    """Raise if a prompt is an empty text, unless the tokenizer begins every text with a token."""
+    if "prompt" not in first_row(dataset) or tokenizer("")["input_ids"]:
+        return
+    for row, prompt in enumerate(values_of(dataset, "prompt")):
+        if prompt == "":
+            reason = "and a model needs a token to begin from"
+            raise UsageError(f"prompt is empty in row {row} (the first is 0) of the dataset, {reason}: filter it out")
+
+
 def require_no_images(columns: Iterable[str]) -> None:
     """Raise if rows of these columns have images, which the prior would not see."""
     if {"image", "images"} & {*columns}:
