@@ -85,6 +85,23 @@ def test_the_offset_moves_by_no_more_than_a_flat_loss_allows(trainer: Build) -> 
     assert ours.offset == pytest.approx(0.1 / 0.05)
 
 
+def test_the_best_weights_come_back_with_their_offset(build: Build) -> None:
+    often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_rewards/margins", "greater_is_better": False}
+    rows = Dataset.from_list(LABELLED[:6])
+    ours = build("labels", residual(0.3, 0.2), eval_dataset=rows, offset_rate=1.0, **often, **best)
+    ours.train()
+    assert ours.state.best_global_step < 3
+    found = [row["eval_offset"] for row in ours.state.log_history if "eval_offset" in row]
+    assert ours.offset == found[ours.state.best_global_step - 1] != found[-1]
+
+
+def test_nothing_is_recommended_that_is_refused(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row for row in LABELLED if row["label"]] + LABELLED[:4]
+    build("labels", residual(0.3, 0.2), train_dataset=rows)
+    assert "desirable_weight" not in capsys.readouterr().err
+
+
 def test_no_offset_stays_zero(trainer: Build) -> None:
     ours = trainer(residual(0.2, 0.2), offset=False, max_steps=1)
     ours.train()

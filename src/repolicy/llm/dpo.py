@@ -163,6 +163,10 @@ class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
         if not is_pairs:
             require_labels(values_of(dataset, "label"))
 
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, name: str) -> Any:
+        """Prepare rows as TRL does, without the weights that it recommends for rows named train: they are refused."""
+        return super()._prepare_dataset(dataset, processing_class, args, name.replace("train", "training"))
+
     @property
     def offset(self) -> float:
         """The learned scalar, which checkpoints store."""

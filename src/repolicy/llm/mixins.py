@@ -19,7 +19,7 @@ from peft import PeftModel
 from transformers import TrainerCallback
 
 from repolicy.errors import UsageError
-from repolicy.files import write_json
+from repolicy.files import read_json, write_json
 from repolicy.llm.requirements import (
     require_columns,
     require_no_adapter_inside,
@@ -93,6 +93,12 @@ class Memory(TrainerCallback):  # type: ignore[misc]
                 remedy = "resume it with the same objective and prior, or start a new run in another folder"
                 raise UsageError(f"the checkpoint was trained with {name} {stored}, and this run has {value}; {remedy}")
         self.values.update(values)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore the values of the best checkpoint, where its weights were loaded."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            best = read_json(Path(state.best_model_checkpoint) / "trainer_state.json")
+            self.values.update(best["stateful_callbacks"][STORED_AS]["args"]["values"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         state.stateful_callbacks[STORED_AS] = {"args": {"fixed": self.fixed, "values": dict(self.values)}}
