@@ -88,26 +88,37 @@ def test_a_trained_model_says_what_it_was_trained_for(
 def test_a_chat_is_written_as_in_training(
     build: Build, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a template with a switch, which the training had off; where it is on the prompt is longer."""
-    shutil.copytree(prior, tmp_path / "prior")
+    """By a template with a switch, which the training had off; where it is on the prompt is longer.
+
+    The prior has no template, and another end token.
+    """
     chat = AutoTokenizer.from_pretrained(prior)
-    chat.chat_template = "{{ '.' if thinking is defined and not thinking else '.a' }}"
-    chat.save_pretrained(tmp_path / "prior")
+    chat.eos_token, chat.chat_template = "a", "{{ '.' if thinking is defined and not thinking else '.a' }}"
     folders = []
     for name, omega, template in (("off", 0.3, {"thinking": False}), ("on", 0.4, None)):
         folders.append(str(tmp_path / name))
         build("grpo", residual(omega, 0.2), chat_template_kwargs=template).save_model(folders[-1])
+        chat.save_pretrained(folders[-1])
     seen: list[list[int]] = []
-    monkeypatch.setattr(
-        "repolicy.llm.models.sample", lambda _, __, prompts, *___, **____: seen.extend(prompts) or [[0]] * len(prompts)
-    )
+
+    def write(_: Any, tokenizer: Any, prompts: list[list[int]], *__: Any, **___: Any) -> list[list[int]]:
+        assert tokenizer.eos_token == "a"
+        seen.extend(prompts)
+        return [[0]] * len(prompts)
+
+    monkeypatch.setattr("repolicy.llm.models.sample", write)
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "a"}]}) + "\n")
     for named in folders:
-        generate([named], str(tmp_path / "prior"), ["a"], omega=0.3, chat=True)
-        evaluate([named], str(tmp_path / "prior"), tmp_path / "p.jsonl", REWARD, responses=1)
+        generate([named], str(prior), ["a"], omega=0.3, chat=True)
+        evaluate([named], str(prior), tmp_path / "p.jsonl", REWARD, responses=1)
     assert [len(ids) for ids in seen] == [1, 1, 1, 2, 2, 2]
-    with pytest.raises(UsageError, match=r"chat_template_kwargs \{'thinking': False\} and .* with \{\}"):
-        generate(folders, str(tmp_path / "prior"), ["a"], omega=0.3, chat=True)
+    with pytest.raises(UsageError, match="different chat templates or chat_template_kwargs"):
+        generate(folders, str(prior), ["a"], omega=0.3, chat=True)
+    shutil.copy(Path(folders[0]) / "repolicy.json", folders[1])
+    chat.chat_template = "{{ '.b' }}"
+    chat.save_pretrained(folders[1])
+    with pytest.raises(UsageError, match="different chat templates or chat_template_kwargs"):
+        evaluate(folders, str(prior), tmp_path / "p.jsonl", REWARD, responses=1)
 
 
 def test_estimates_are_near_the_exact_values(

@@ -32,14 +32,18 @@ from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
 from repolicy.text import format_count, with_minus
 
-ADAPTER = "adapter_config.json"
+ADAPTER, TOKENIZER = "adapter_config.json", "tokenizer_config.json"
 TRL_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL hands a reward its own of these, not the dataset's
 PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may have been rounded before it was tuned
 
 
-def load_prior(name: str) -> tuple[Any, Any]:
-    """Load a causal language model and its tokenizer from a folder or the hub; weights only from safetensors."""
-    return _load_model(name), _load(lambda: AutoTokenizer.from_pretrained(name), name)
+def load_tokenizer(models: Sequence[str], prior: str) -> Any:
+    """Load the tokenizer of the first model whose folder has one, else the prior's.
+
+    Training may have given it another chat template or end token than the prior's, and the prior was read with it, too.
+    """
+    home = next((name for name in models if (Path(name) / TOKENIZER).is_file()), prior)
+    return _load(lambda: AutoTokenizer.from_pretrained(home), home)
 
 
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
@@ -77,7 +81,7 @@ def probe_logits(prior: Any) -> torch.Tensor:
 
 
 def _load_model(name: str) -> Any:
-    """Load a causal language model onto the accelerator, if there is one."""
+    """Load a causal language model onto the accelerator, if there is one; weights only from safetensors."""
     model = _load(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
     return model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu").eval()
 
@@ -128,15 +132,19 @@ def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
         require_same_vocabulary(prior.config, config, name)
 
 
-def read_template(models: Sequence[str]) -> dict[str, Any]:
-    """Return the chat_template_kwargs that the models were trained with; raise if those of two models differ."""
-    known = {name: identity.get("chat_template_kwargs", {}) for name in models if (identity := read_identity(name))}
+def read_template(models: Sequence[str], prior: str) -> dict[str, Any]:
+    """Return the chat_template_kwargs that the models were trained with; raise if two read a chat differently."""
+    known = {
+        name: (identity.get("chat_template_kwargs", {}), load_tokenizer([name], prior).chat_template)
+        for name in models
+        if (identity := read_identity(name))
+    }
     first = next(iter(known), "")
     for name, template in known.items():
         if template != known[first]:
-            problem = f"{first} was trained with chat_template_kwargs {known[first]} and {name} with {template}"
+            problem = f"{first} and {name} were trained with different chat templates or chat_template_kwargs"
             raise UsageError(f"{problem}: the two read a chat as other prompts, so name one of them at a time")
-    return known.get(first, {})
+    return known[first][0] if known else {}
 
 
 def read_objective(name: str, trained_at: str | None) -> Objective:
@@ -178,9 +186,9 @@ def generate(
     for index, (name, anchor) in enumerate(zip(models, anchors, strict=True)):
         if is_q_adapter(name):
             coefficients = through_q_adapter(coefficients, index, anchor)
-    prior_model, tokenizer = load_prior(prior)
+    prior_model, tokenizer = _load_model(prior), load_tokenizer(models, prior)
     require_tuned_from(prior_model, models)
-    template = read_template(models) if chat else None
+    template = read_template(models, prior) if chat else None
     tuned = []
     for index, name in enumerate(models):
         prior_model, model = load_tuned(name, prior_model, index)
@@ -228,10 +236,10 @@ def evaluate(
     rows = read_prompts(prompts)
     reward_func = load_function(reward, "the reward")
     call_reward(reward_func, rows[:1], ["a"], [[0]])  # an error in it shows before the long work
-    prior_model, tokenizer = load_prior(prior)
+    prior_model, tokenizer = _load_model(prior), load_tokenizer(models, prior)
     repeated = [row for row in rows for _ in range(responses)]
     require_tuned_from(prior_model, models)
-    template = read_template(models) if not all(isinstance(row["prompt"], str) for row in rows) else None
+    template = read_template(models, prior) if not all(isinstance(row["prompt"], str) for row in rows) else None
     ids = [prompt_ids(tokenizer, row["prompt"], template) for row in repeated]
     results: list[dict[str, Any]] = []
     samples: list[list[str]] = []  # for each model, its first response to every prompt
