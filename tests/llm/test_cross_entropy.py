@@ -94,6 +94,10 @@ def test_the_best_weights_come_back_with_their_offset(build: Build) -> None:
     assert ours.state.best_global_step < 3
     found = [row["eval_offset"] for row in ours.state.log_history if "eval_offset" in row]
     assert ours.offset == found[ours.state.best_global_step - 1] != found[-1]
+    ours.state.best_model_checkpoint = "moved"  # transformers then warns, and keeps the last weights
+    ours.memory.values["offset"] = 0.5
+    ours.memory.on_train_end(ours.args, ours.state, ours.control)
+    assert ours.offset == 0.5
 
 
 def test_nothing_is_recommended_that_is_refused(build: Build, capsys: pytest.CaptureFixture[str]) -> None:

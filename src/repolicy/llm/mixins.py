@@ -97,8 +97,9 @@ class Memory(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Restore the values of the best checkpoint, where its weights were loaded."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            best = read_json(Path(state.best_model_checkpoint) / "trainer_state.json")
-            self.values.update(best["stateful_callbacks"][STORED_AS]["args"]["values"])
+            best = Path(state.best_model_checkpoint) / "trainer_state.json"
+            if best.is_file():  # else transformers warned, and kept the last weights
+                self.values.update(read_json(best)["stateful_callbacks"][STORED_AS]["args"]["values"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         state.stateful_callbacks[STORED_AS] = {"args": {"fixed": self.fixed, "values": dict(self.values)}}
