@@ -17,6 +17,7 @@ from repolicy.addons.addon import combine_addons
 from repolicy.addons.wish_file import open_wish
 from repolicy.cli.main import main
 from repolicy.envs.rollout import Transitions
+from repolicy.errors import RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, make_policy
@@ -38,11 +39,19 @@ def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
     pairs = pool(policy)
     assert len(pairs.seeds) == 40
     assert np.array_equal(pairs.observations[:, 0, 0], pairs.observations[:, 1, 0])
-    are_one = (pairs.after[:, 0] == pairs.after[:, 1]).all((1, 2))  # at the bounds of the actions
-    assert are_one.mean() < 0.4
     assert np.array_equal(pairs.after[:, :, :-1], pairs.observations[:, :, 1:])
     assert {*pairs.starts} <= {0, 1, 2, 3, 4}
     assert len({*pairs.starts}) > 1
+
+
+def test_no_pair_shows_one_clip_twice(policy: Path) -> None:
+    """As many do where both actions are beyond the same bound; nobody can say which of them is better."""
+    agent = open_agent(policy).agent
+    pairs = candidates(agent, "p", PENDULUM, 40, 6, 8.0, 4, 0)
+    assert len(pairs.seeds) == 40
+    assert (pairs.after[:, 0] != pairs.after[:, 1]).any((1, 2)).all()
+    with pytest.raises(RepolicyError, match="both clips of each pair are the same"):
+        candidates(agent, "p", PENDULUM, 2, 6, 1e-12, 4, 0)
 
 
 def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:

@@ -99,15 +99,15 @@ def candidates(
     """Return pairs of clips. Both follow the mean action up to a random step, at most `latest`, and differ from there.
 
     Each clip then adds a constant offset to the mean action: `noise` times the deviation of one sampled action from the
-    mean. With discrete actions, each step is sampled instead. Clips in which an episode ends are dropped; further
-    rounds then begin earlier in the episode.
+    mean. With discrete actions, each step is sampled instead. Clips in which an episode ends, and pairs of
+    two equal clips, are dropped; further rounds then begin earlier in the episode.
     """
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
         what = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
         raise UsageError(f"{what}: name 1 or more, of 2 steps or more, and noise above 0")
     env = match_observation(env, agent)
     backend = evaluation_backend(env, "envpool")
-    complete = list[Pairs]()
+    complete, has_whole = list[Pairs](), False
     for round_ in range(MAX_ROUNDS):
         random = np.random.default_rng([seed, round_])
         starts, first = random.integers(0, (latest >> round_) + 1, count), seed + round_ * count
@@ -118,12 +118,17 @@ def candidates(
                 check_fit(agent, envs)
                 sides.append(_clips(agent, envs, starts, steps, latest + steps, noise, generator))
         pairs = {name: np.stack([side[name] for side in sides], 1) for name in sides[0]}
-        is_complete = np.flatnonzero(pairs.pop("is_complete").all(1))
+        is_whole = pairs.pop("is_complete").all(1)
+        has_whole |= bool(is_whole.any())
+        seen = ["after", "actions"] if agent.actions.kind == "discrete" else ["after"]  # beyond bounds numbers are one
+        differs = np.any([(pairs[name][:, 0] != pairs[name][:, 1]).any((1, 2)) for name in seen], 0)
         pairs |= {"seeds": first + np.arange(count), "starts": starts}
-        complete.append(Pairs(env, policy, **pairs).select(is_complete))
+        complete.append(Pairs(env, policy, **pairs).select(np.flatnonzero(is_whole & differs)))
         if sum(len(each.seeds) for each in complete) >= count:
             break
     joined = {name: np.concatenate([getattr(each, name) for each in complete])[:count] for name in ARRAYS}
+    if not len(joined["seeds"]) and has_whole:
+        raise UsageError(f"in {env} both clips of each pair are the same: name more --seconds, or another --noise")
     if not len(joined["seeds"]):
         raise UsageError(f"in {env} episodes end before a clip of {steps} steps does: name fewer --seconds")
     return Pairs(env, policy, **joined)
