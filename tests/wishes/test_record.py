@@ -1,5 +1,6 @@
 """A record of take-overs: read from its own and from other files, and which of its steps and windows count."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,33 @@ def test_a_share_of_few_long_take_overs_is_uncertain() -> None:
     found = [recorded() for _ in range(300)]
     errors = np.sqrt(np.mean([np.square(each.rate_error) for each in found]))
     assert errors == pytest.approx(np.std([each.rate for each in found]), rel=0.15)
-    whole = dict.fromkeys(("observation", "action", "next"), zeros[:4]) | {"person": np.ones(4)}
+    whole = dict.fromkeys(("observation", "action", "next"), zeros[:4]) | {"person": np.array([0, 1, 1, 1])}
     split = Record.of(whole | {"episode": np.arange(4) // 2}, "X-v0")
-    assert (split.rate, split.rate_error) == (1.0, pytest.approx(8**0.5 / 4))
+    assert (split.rate, split.rate_error) == (0.75, pytest.approx(5**0.5 / 4 * 0.25))
+
+
+def test_a_share_of_much_is_as_certain_as_the_pauses_are_many() -> None:
+    """A person who acts most of the time, with pauses as short as chance makes them; one who always acts is certain."""
+    random, zeros = np.random.default_rng(0), np.zeros(2000)
+
+    def recorded() -> Record:
+        durations = random.geometric([[0.01, 0.03]] * 200).ravel()  # of take-overs and pauses
+        person = np.repeat(np.arange(400) % 2 == 0, durations)[:2000]
+        return Record.of(
+            dict.fromkeys(("episode", "observation", "action", "next"), zeros) | {"person": person}, "X-v0"
+        )
+
+    found = [recorded() for _ in range(300)]
+    errors = np.sqrt(np.mean([np.square(each.rate_error) for each in found]))
+    assert errors == pytest.approx(np.std([each.rate for each in found]), rel=0.15)
+    always = replace(found[0], person=np.ones(2000, bool))
+    assert (always.rate, always.rate_error) == (1.0, 0.0)
+
+
+def test_a_column_that_does_not_tell_who_acted_is_refused() -> None:
+    """As truth values, the word no and a number that is none would be a person's steps."""
+    columns: dict[str, Any] = dict.fromkeys(("episode", "observation", "action", "next"), np.zeros(3))
+    assert not Record.of(columns | {"person": np.zeros((3, 1))}, "X-v0").person.any()
+    for acted in (["no", "no", "yes"], [0.0, np.nan, 1.0], [None, True, True]):
+        with pytest.raises(RepolicyError, match="not true or false in each step"):
+            Record.of(columns | {"person": acted}, "X-v0")

@@ -54,6 +54,9 @@ class Record:
             raise UsageError("the record has no steps: record an episode first")
         kinds: dict[str, Any] = {"episode": np.int64, "person": np.bool_}
         try:
+            acted = np.asarray(columns["person"])
+            if acted.dtype.kind not in "biuf" or np.isnan(acted).any():  # "no" and NaN would be true
+                raise UsageError("the record's person is not true or false in each step: write 1 and 0")
             arrays: dict[str, Any] = {name: np.array(columns[name], kinds[name]).reshape(steps) for name in kinds}
             for name in ROWS:  # a scalar becomes a row of one number
                 arrays[name] = np.array(columns[name], np.float32).reshape(steps, -1)
@@ -121,10 +124,10 @@ class Record:
 
     @property
     def rate_error(self) -> float:
-        """The standard error of the share, where take-overs are independent; it is large if they are few and long."""
+        """The standard error of the share, where chance begins and ends take-overs; large if they are few and long."""
         goes_on = np.append(False, (self.episode[1:] == self.episode[:-1]) & self.person[:-1])
         lengths = np.bincount(np.cumsum(~goes_on)[self.person])
-        return float(np.sqrt(np.sum(np.square(lengths)))) / len(self.person)
+        return float(np.sqrt(np.sum(np.square(lengths)))) / len(self.person) * (1.0 - self.rate)
 
     @classmethod
     def joined(cls, records: "list[Record]") -> "Record":
