@@ -21,6 +21,7 @@ from repolicy.priors.opening import open_agent
 from repolicy.runs.result import Estimate, Result
 from repolicy.text import format_number
 from repolicy.wishes.learning_loop import (
+    Round,
     TaughtPolicy,
     Teaching,
     infer,
@@ -29,6 +30,7 @@ from repolicy.wishes.learning_loop import (
     record,
     record_alone,
     response,
+    round_to_take,
 )
 from repolicy.wishes.record import Labels, Record
 
@@ -94,8 +96,10 @@ def test_the_order_of_several_records_decides_nothing(policy: Path, tmp_path: Pa
         for records in ([beside, elsewhere], [elsewhere, beside])
     )
     assert one.theta == pytest.approx(same.theta)
-    with pytest.raises(RepolicyError, match="none of the records was made beside"):
-        infer([elsewhere, elsewhere], found, "action[0]", 0.1, length=1, steps=1600)
+    narrow = replace(beside, next=beside.next[:, :2])
+    for records, why in (([elsewhere] * 2, "none of the records was made beside"), ([narrow], "other observations")):
+        with pytest.raises(RepolicyError, match=why):
+            infer(records, found, "action[0]", 0.1, length=1, steps=1600)
 
 
 def teaching_of(policy: Path) -> Teaching:
@@ -175,6 +179,24 @@ def test_the_loop_goes_on_from_the_best_round_and_ends(
     assert asked == [([0.5], first), ([0.5, 0.2], second), ([0.5, 0.7, 0.2], second)]
     assert "round 2 was no better than round 1, from which it goes on" in said
     assert said[-1] == "2 rounds needed the person no less: this is the end"
+
+
+def test_another_policy_takes_the_priors_place_where_it_needs_the_person_less_beyond_chance() -> None:
+    one, near, far = Round(0.7, 0.06, "prior"), Round(0.6, 0.06, "a"), Round(0.4, 0.06, "b")
+    assert round_to_take([one, near]) is one
+    assert round_to_take([one, near, far]) is far
+    assert round_to_take([near, one]) is near
+
+
+def test_a_round_that_was_learnt_from_keeps_its_record_where_later_ones_are_longer(
+    policy: Path, tmp_path: Path
+) -> None:
+    """With more steps its wish would be another one, and the folder could not go on, with any number of steps."""
+    teaching, said = replace(teaching_of(policy), updates=1), list[str]()
+    learn_wish(teaching, tmp_path, person(below_zero), rounds=2, steps=120)
+    learn_wish(teaching, tmp_path, person(below_zero), rounds=2, steps=150, say=said.append)
+    counts = [re.findall(r"of (\d+) steps, in (\d) episode", line) for line in said if line.startswith("round")]
+    assert counts == [[("120", "1")], [("150", "2")]]
 
 
 def test_how_far_a_policy_follows_its_wish() -> None:

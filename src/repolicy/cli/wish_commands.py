@@ -280,7 +280,7 @@ class LearnWish(InferenceOptions, Command):
         from repolicy.addons import env_from_card
         from repolicy.policies import one_thread
         from repolicy.priors import check_no_plan, open_agent
-        from repolicy.wishes.learning_loop import Teaching, learn_wish
+        from repolicy.wishes.learning_loop import Teaching, learn_wish, round_to_take
         from repolicy.wishes.record import Labels
 
         check_no_plan(self.prior)
@@ -306,8 +306,10 @@ class LearnWish(InferenceOptions, Command):
         results: dict[str, Any] = {"folder": str(out), "env": env, "rates": rates}
         if not rounds:
             return results | {"reached": False, "report": None, "policy": None}
-        best = min(rounds, key=lambda each: each.rate)
         reached = rates[-1] < self.rate
+        best = rounds[-1] if reached else round_to_take(rounds)
         outcome = "does as you wish" if reached else f"came nearest: {best.rate:.1%} of its steps were yours"
+        if best is rounds[0] and min(rates) < best.rate:
+            outcome += "; no other share is smaller by two errors"
         terminal.say(f"{best.policy} {outcome}", f"the rounds are in {out / 'report.html'}")
         return results | {"reached": reached, "report": str(out / "report.html"), "policy": best.policy}

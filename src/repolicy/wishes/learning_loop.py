@@ -147,7 +147,8 @@ def infer(
         raise UsageError(f"{steps} steps of the policy alone and a length of {length} are too few: it takes {enough}")
     sizes = (joined.observation.shape[1], joined.action.shape[1])
     check_fit(opened.agent, probe_env(joined.env))
-    if sizes != (opened.agent.observation_size, opened.agent.actions.width):
+    size = opened.agent.observation_size
+    if (*sizes, joined.next.shape[1]) != (size, opened.agent.actions.width, size):
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
@@ -292,8 +293,16 @@ class Round:
 
     rate: float
     """The share of steps in which the person acted."""
+    rate_error: float
+    """Its standard error."""
     policy: str
     """The policy that acted otherwise."""
+
+
+def round_to_take(rounds: Sequence[Round]) -> Round:
+    """Return the round with the smallest share, or the first, the prior's, where that is not smaller by two errors."""
+    prior, best = rounds[0], min(rounds, key=lambda each: each.rate)
+    return best if prior.rate - best.rate > 2.0 * np.hypot(prior.rate_error, best.rate_error) else prior
 
 
 def best_round(shares: Sequence[float]) -> int | None:
@@ -335,12 +344,15 @@ def learn_wish(
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
         opened = open_agent(now.policy, trust=teaching.trust)
-        last = record(opened, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
-        if len(last.person) < steps:
+        # What is learnt depends on all steps of a record, so one that was learnt from is not continued.
+        enough = 1 if (folder / "wish-0.safetensors").exists() else steps
+        last = record(opened, teaching.env, folder / "record.jsonl", enough, person, keys, seed, resume=True)
+        if len(last.person) < enough:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")
             break
         share = f"{last.rate:.1%} ± {last.rate_error:.1%}"
-        say(f"round {number}: the person acted in {share} of {len(last.person):,} steps")
+        episodes = format_count(len(np.unique(last.episode)), "episode")
+        say(f"round {number}: the person acted in {share} of {len(last.person):,} steps, in {episodes}")
         records.append(last)
         policies.append(now)
         write_rounds(out, teaching.features, records, [each.wish for each in policies], rate)
@@ -354,4 +366,4 @@ def learn_wish(
             say(f"round {number} was no better than round {best}, from which it goes on")
         others = [each for index, each in enumerate(records) if index != best]
         now = teaching.taught([*others, records[best]], policies[best], folder, say)
-    return [Round(each.rate, taught.policy) for each, taught in zip(records, policies, strict=True)]
+    return [Round(each.rate, each.rate_error, now.policy) for each, now in zip(records, policies, strict=True)]
