@@ -12,13 +12,14 @@ from small_runs import Log, same, weights
 from tiny_envs import tiny
 
 from repolicy.errors import FileError, UsageError
+from repolicy.evaluation import evaluate
 from repolicy.learning.training import train
 from repolicy.objective import full, greedy
 from repolicy.policies.file import save_policy
 from repolicy.prepare.claiming import claim_folder
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, kept_modules, seed_modules
+from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 SMALL = Settings(steps=64, envs=4, n_steps=4, minibatch=16, checkpoint_every=1)
@@ -122,18 +123,27 @@ def test_what_draws_from_the_modules_own_generators_is_resumed_to_the_bit(asked:
     assert read_policy(cut / "policy.safetensors").card["nat_worth"] == wanted
 
 
-def test_the_modules_own_generators_are_left_as_they_were() -> None:
-    def draws() -> list[float]:
-        return [random.random(), np.random.random(), torch.rand(()).item()]
-
+def test_what_draws_from_the_modules_own_generators_repeats_before_and_after_training_and_leaves_them_as_they_were(
+    tmp_path: Path,
+) -> None:
+    """Alpha is scaled from the reward in trial steps; an evaluation has the same seed in both calls."""
+    luck = "np.random.normal() + random.random() + torch.rand(()).item()"
+    lucky = f"    def step(self, a): o, r, *x = super().step(a); return o, {luck}, *x\n"
+    (tmp_path / "e.py").write_text(f"import random, torch\nimport numpy as np\n{ENV}{lucky}")
+    env, small = f"{tmp_path / 'e.py'}:Mine", replace(SMALL, ranks=1, hidden=(8,), evaluation_episodes=2)
     found = []
-    for within in (0, 1):
-        seed_modules(3)
-        with kept_modules():
-            seed_modules(within)
-            draws()
-        found.append(draws())
+    for drawn_before in (0, 1):  # the seed of the call decides, and not what the program around has drawn
+        for seed_module in (random.seed, np.random.seed, torch.manual_seed):
+            seed_module(drawn_before)
+        result = train(env, out=tmp_path / str(drawn_before), settings=small)
+        alpha = read_policy(result.folder / "policy.safetensors").card["request"]["objective"]["alpha"]
+        found.append([alpha, *(evaluate(result.policy, env, 4, seed=seed).basic.tolist() for seed in (0, 1))])
+        left = [random.random(), np.random.random(), torch.rand(()).item()]
+        for seed_module in (random.seed, np.random.seed, torch.manual_seed):
+            seed_module(drawn_before)
+        assert left == [random.random(), np.random.random(), torch.rand(()).item()]
     assert found[0] == found[1]
+    assert found[0][1] != found[0][2]
 
 
 def test_an_add_on_with_a_past_is_resumed_to_the_bit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import random
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.envs.registration import load_env_creator
 
 from repolicy.envs import names
@@ -18,7 +20,7 @@ from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policies import ActionSpace, Agent, ConditionedPolicy, EnvAwareAgent
+from repolicy.policies import ActionSpace, Agent, ConditionedPolicy, EnvAwareAgent, kept_modules
 from repolicy.priors import (
     DecoderSpec,
     MeanPrior,
@@ -38,6 +40,8 @@ CRITIC_KEYS = {"state": "privileged_state", "policy": "critic"}  # usual key of 
 def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, critic: bool = False) -> Envs:
     """Make N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
+    The modules' random streams are seeded, too, from which a user's own environment or add-on may draw.
+
     `name` is an id that one of them knows, or `module:callable` (or `file.py:callable`), which makes a Gymnasium
     environment. Options follow as in a web address:
 
@@ -55,6 +59,8 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
             raise UsageError(f"EnvPool {reason}; leave out --backend envpool to use Gymnasium")
         if parsed.reset_options:
             raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
+    for seed_module in (random.seed, np.random.seed, torch.manual_seed):
+        seed_module(seed % 2**32)
     kind = EnvPoolEnvs if _uses_envpool(name, backend) else GymnasiumEnvs
     return wrap_decoder(kind(name, count, seed, critic=critic), name)
 
@@ -145,7 +151,7 @@ def probe_env(name: str, backend: Backend = "auto", *, critic: bool = False) -> 
 
 
 def _probe_env(name: str, backend: Backend, critic: bool) -> Spaces:
-    with closing(make_envs(name, 1, 0, backend, critic=critic)) as probe:
+    with kept_modules(), closing(make_envs(name, 1, 0, backend, critic=critic)) as probe:
         return Spaces(name, probe.observation_size, probe.actions, probe.groups, probe.limit)
 
 

@@ -21,18 +21,7 @@ from repolicy.prepare.beginning import Start
 from repolicy.prepare.claiming import claim_folder
 from repolicy.prepare.worth import measure_worth
 from repolicy.priors import ScoringPrior, prior_from_source, read_policy
-from repolicy.runs import (
-    Request,
-    Result,
-    RunFolder,
-    Stream,
-    derived_seed,
-    kept_modules,
-    polite_interrupt,
-    ranks,
-    seed_modules,
-    torchrun_place,
-)
+from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
 
 class Callback(Protocol):
@@ -99,7 +88,6 @@ def run_other_rank() -> None:
 
 
 @one_thread()
-@kept_modules()
 def work(
     request: Request,
     folder: RunFolder,
@@ -130,8 +118,6 @@ def work(
         if not metrics and worker.iteration:  # nothing was left to do
             metrics = folder.last_metrics()
         if finished and team.index == 0:
-            # What is measured now is the same in a run that was stopped after its last checkpoint.
-            seed_modules(derived_seed(request.settings.seed, 0, Stream.MODULES))
             announce(callbacks, final_sentences(worker, folder, metrics))
     if finished and team.index == 0 and not request.prior:
         store_nat_worth(request, folder)

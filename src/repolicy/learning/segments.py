@@ -27,17 +27,7 @@ from repolicy.policies.storage import write
 from repolicy.prepare.spending import COMPARISON_FACTOR, probe_count
 from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
-from repolicy.runs import (
-    Estimate,
-    Request,
-    RunFolder,
-    Stream,
-    derived_seed,
-    keep_freed_memory,
-    ranks,
-    seed_modules,
-    versions,
-)
+from repolicy.runs import Estimate, Request, RunFolder, Stream, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
 
@@ -120,7 +110,6 @@ class Segments:
     def begin(self) -> None:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
-        self.seed_user_code()
         count = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, Stream.ACTIONS + index))
         envs = self.make_rank_envs(Stream.TRAINING_ENVS, count)
@@ -136,11 +125,6 @@ class Segments:
             deployed_envs = self.make_rank_envs(Stream.DEPLOYED_ENVS, probe_count(count))
             deployed_collector = self.make_collector(deployed_envs, noise)
         worker.begin(self.make_collector(envs, stream, dials), stream, deployed_collector)
-
-    def seed_user_code(self) -> None:
-        """Seed the generators from which a user's own add-on or environment may draw, by (seed, segment, rank)."""
-        stream = Stream.MODULES + self.team.index
-        seed_modules(derived_seed(self.worker.settings.seed, self.segment, stream))
 
     def make_collector(self, envs: Envs, stream: torch.Generator, dials: int = 0) -> Collector:
         """Return a collector over these environments, which draws actions from the stream."""
@@ -303,7 +287,6 @@ class Segments:
 
     def measure_prior(self) -> None:
         """Measure the prior's rewards and the density of its states, where needed."""
-        self.seed_user_code()
         worker = self.worker
         if worker.acting_prior is not None and worker.multipliers.keep:
             worker.multipliers.hold_share(*measure_prior_rewards(worker.acting_prior, worker.request, self.team))

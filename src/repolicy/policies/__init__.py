@@ -57,6 +57,7 @@ from repolicy.policies.policy import (
     RecurrentActor,
     check_has_log_prob,
     frozen,
+    kept_modules,
     make_policy,
     one_thread,
     trainable_copy,

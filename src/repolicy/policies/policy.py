@@ -6,6 +6,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 
 import contextlib
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -309,12 +310,14 @@ def frozen(policy: P) -> P:
 def with_torch_defaults() -> Iterator[None]:
     """Compute in float32, on the CPU, with gradients and with 0 for an underflow, whatever the program around has set.
 
-    Every public function that makes or reads a policy has this as its decorator.
+    Leave the random streams of the modules as they were. Every public function that makes or reads a policy has this
+    as its decorator.
     """
     dtype, device = torch.get_default_dtype(), torch.empty(0).device  # get_default_device() may fail in old torch
     on_cpu = contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu")  # the latter slows each call
     with (
         on_cpu,
+        kept_modules(),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
@@ -326,6 +329,18 @@ def with_torch_defaults() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
+def kept_modules() -> Iterator[None]:
+    """Leave the random streams of the modules `random`, NumPy and torch as they were, at the end."""
+    plain, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpy)
 
 
 @contextlib.contextmanager

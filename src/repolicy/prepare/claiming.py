@@ -11,7 +11,7 @@ from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.weights import collect_trial, untrained_policy
 from repolicy.priors import Scorer, ScoringPrior, read_policy
-from repolicy.runs import Request, RunFolder, Stream, derived_seed, kept_modules, seed_modules, versions
+from repolicy.runs import Request, RunFolder, versions
 
 COMPARED_STEPS = 32  # trial steps of each environment, compared when a run is resumed
 COMPARED_TOLERANCE = 1e-3  # share of a number's span; processors round differently, and robots amplify it
@@ -46,8 +46,7 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
 def _trial_numbers(request: Request, folder: RunFolder, scoring_prior: ScoringPrior | None) -> dict[str, Tensor]:
     """Return the numbers of environment, limits, add-ons and scoring prior in trial steps, up to the first error."""
     settings, numbers = request.settings, dict[str, Tensor]()
-    with contextlib.suppress(RepolicyError), kept_modules():
-        seed_modules(derived_seed(settings.seed, 0, Stream.MODULES))
+    with contextlib.suppress(RepolicyError):
         agent = read_policy(folder.prior).policy if request.prior else untrained_policy(request.env, settings)
         rollout = collect_trial(agent, request.env, settings, COMPARED_STEPS)
         numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)

@@ -328,8 +328,6 @@ def _make_algorithm(request: Request, prior: Policy | None) -> Any:
         check_learnable(prior)
         engine_settings = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
         engine_request = engine.Request(request.env, request.objective, engine_settings)
-        # A resumed run fits it anew, and must find the same.
-        engine.seed_modules(engine.derived_seed(request.settings.seed, 0, engine.Stream.MODULES))
         density = fit_prior_density(prior, engine_request, SingleRank())
     return ResidualSAC(env, request.objective, prior, request.settings, density=density)
 

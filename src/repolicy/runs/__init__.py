@@ -47,8 +47,6 @@ if TYPE_CHECKING:
         command_options,
         command_words,
         derived_seed,
-        kept_modules,
-        seed_modules,
         spec_for,
     )
     from repolicy.runs.result import Estimate, Result

@@ -1,15 +1,11 @@
 """The request of a run: environment, objective, settings and add-ons; and the command line that repeats it."""
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
-import torch
 
 from repolicy.addons import addon_names
 from repolicy.envs import HasSpaces, parse_env_name
@@ -86,31 +82,11 @@ class Stream(IntEnum):
     KEPT_RETURN = 3000
     DIAL_POSITIONS = 10**6
     DEPLOYED_ENVS = 10**7
-    MODULES = 10**8
 
 
 def derived_seed(seed: int, segment: int, stream: int) -> int:
     """Return the seed of one random stream; it differs for each (seed, segment, stream)."""
     return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
-
-
-def seed_modules(seed: int) -> None:
-    """Seed the generators of the modules `random`, NumPy and torch, from which a user's own code may draw."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def kept_modules() -> Iterator[None]:
-    """Leave the generators of these modules as they were, at the end."""
-    plain, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(plain)
-        np.random.set_state(numpy)
 
 
 def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
