@@ -71,16 +71,20 @@ def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -
 
 
 def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -> None:
-    pool = Pretended({"once": [-9, 0], "stopped": [130, 0], "always": [-9] * MAX_ATTEMPTS, "wrong": [2]})
+    pool = Pretended({"once": [-9, 0], "stopped": [130, 0], "always": [-9] * MAX_ATTEMPTS, "wrong": [2], "gone": [9]})
     (tmp_path / "wrong.log").write_text("something\nrepolicy: the sentence\na warning\n")
+    (tmp_path / "gone.log").write_text("20% · 600 of 3,000 steps\n")
     found: dict[str, str] = {}
     run_jobs(
-        jobs(tmp_path, "once", "stopped", "always", "wrong"), pool, 1,
+        jobs(tmp_path, "once", "stopped", "always", "wrong", "gone"), pool, 1,
         on_end=lambda job, error: found.update({job.name: error}), pause=0.0,
     )  # fmt: skip
     killed = "it was killed by signal 9, 3 times"
-    assert found == {"once": "", "stopped": "", "always": killed, "wrong": "the sentence"}
-    assert [pool.started.count(name) for name in found] == [2, 2, MAX_ATTEMPTS, 1]
+    gone = "it ended with exit code 9 and no reason: a library or the environment ended its process; see "
+    assert found == {
+        "once": "", "stopped": "", "always": killed, "wrong": "the sentence", "gone": f"{gone}{tmp_path / 'gone.log'}"
+    }  # fmt: skip
+    assert [pool.started.count(name) for name in found] == [2, 2, MAX_ATTEMPTS, 1, 1]
 
 
 def errors_of(job: Job) -> list[str]:

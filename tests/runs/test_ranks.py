@@ -68,12 +68,17 @@ def test_one_rank_is_alone() -> None:
 
 
 # Deaths ---------------------------------------------------------------------------------------------------------------
+WARN = "print('UserWarning: a cable is loose', file=sys.stderr, flush=True)"
+SILENT = "without a reason: a library or the environment ended its process; --resume goes on"
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
         ("print('a line before', file=sys.stderr); sys.exit('the disk is on fire')", "1): the disk is on fire"),
-        ("os.kill(os.getpid(), 9)", "-9): it was killed, perhaps because memory ran out"),
-        ("os._exit(7)", "7): it said nothing: a library or the environment ended its process; --resume goes on"),
+        (f"{WARN}; os.kill(os.getpid(), 9)", "-9): it was killed, perhaps because memory ran out"),
+        (f"{WARN}; os._exit(7)", f"7): {SILENT}"),
+        ("os._exit(7)", f"7): {SILENT}"),
     ],
 )
 def test_a_rank_that_ends_is_missed_in_one_sentence(code: str, said: str) -> None:

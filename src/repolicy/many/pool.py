@@ -101,7 +101,10 @@ def failure_message(log: Path, code: int) -> str:
     text = log.read_text(errors="replace") if log.is_file() else ""  # in a Ray cluster the file may be out of reach
     lines = [line for line in text.splitlines() if line.strip()]
     messages = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
-    return (messages or lines or [f"it ended with exit code {code} and left no word in {log}; is the disk full?"])[-1]
+    if not lines:
+        return f"it ended with exit code {code} and left no word in {log}; is the disk full?"
+    ended = f"it ended with exit code {code} and no reason: a library or the environment ended its process; see {log}"
+    return (messages or (lines if code == 1 else [ended]))[-1]  # code 1 is Python's, after a traceback
 
 
 # On this machine ------------------------------------------------------------------------------------------------------

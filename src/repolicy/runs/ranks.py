@@ -152,10 +152,10 @@ class Siblings:
 
     def _raise_failure(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
         lines = self._read_stderr().decode(errors="replace").strip().splitlines()
-        silent = "it said nothing: a library or the environment ended its process; --resume goes on"
+        silent = "without a reason: a library or the environment ended its process; --resume goes on"
         if child.returncode == -9:
             silent = "it was killed, perhaps because memory ran out"
-        words = lines[-1] if lines else silent
+        words = lines[-1] if lines and child.returncode == 1 else silent  # else a warning, and no last words
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
     def _forward_messages(self) -> None:
