@@ -59,6 +59,10 @@ def turned(observations, noise):
     return np.concatenate([noise, noise]).T
 
 
+def deaf(observations, noise):
+    return observations
+
+
 def broken(observations, noise):
     return noise * np.nan
 

@@ -34,6 +34,12 @@ def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
     assert agent(envs.reset())[:, 0].mean() == pytest.approx(1.766, abs=0.08)
 
 
+def test_a_decoder_that_ignores_its_noise_is_refused_before_it_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generative, "evaluate", None)
+    with pytest.raises(UsageError, match="deaf gives the same actions whatever its noise is"):
+        evaluate_untrained(standard_normal(2, 2), named("deaf"), (RIGHT,), FEW)
+
+
 def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
     """Beside each draw in an environment of its own that begins alike, so near to the end that many draws end early."""
     addon, envs, tried = combine_addons([RIGHT]), make_envs(named("three", chunk=3), 1, 13), []

@@ -53,10 +53,9 @@ from repolicy.runs import format_table
 from repolicy.text import format_count, format_number, with_minus
 
 EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
-TITLES = {
+TITLES = {  # of those that are not their own; a length is in steps, or in a generative policy's decisions
     "basic_reward": "basic reward",
     "addon_reward": "add-on reward",
-    "length": "length, steps",
     "ended_early_share": "ended early",
 }
 Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name

@@ -146,6 +146,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
     It is evaluated at smaller noise scales, and as the best of several draws by the add-on. A last note says how many
     directions of the noise change the actions.
     """
+    description = _describe_decoder(env, settings)
     weighted, seed = addon_names.with_weights(wishes), settings.seed
     notes, evaluations = [], []
     for scale in NOISE_SCALES:
@@ -172,7 +173,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
     except UsageError as error:
         notes.append(f"{label} is not known: {error}")
     notes[0] += " (± is the standard error)"
-    return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], decisions
+    return [*(f"without training, {note}" for note in notes), description], decisions
 
 
 class BestOf:
@@ -226,7 +227,10 @@ def _format_rewards(evaluation: Evaluation) -> str:
 
 
 def _describe_decoder(env: str, settings: Settings) -> str:
-    """Return a note on how many directions of the noise change the actions, and how long decoding takes."""
+    """Return a note on how many directions of the noise change the actions, and how long decoding takes.
+
+    Raise UsageError where none does.
+    """
     options = parse_env_name(env).decoder
     assert options is not None
     decode = load_decoder(*options)
@@ -240,6 +244,8 @@ def _describe_decoder(env: str, settings: Settings) -> str:
     steps = 0.1 * np.eye(decode.noise, dtype=np.float32)
     changes = [(decode(observations, noise + step) - actions).ravel() for step in steps]
     strengths = np.linalg.svd(np.stack(changes), compute_uv=False)
+    if not strengths[0]:
+        raise UsageError(f"{decode.name} gives the same actions whatever its noise is, so nothing can be learned")
     count = int((strengths > MIN_RELATIVE_EFFECT * strengths[0]).sum())
     effect = f"{count} of {decode.noise} directions of the noise change the actions"
     return f"{effect}; {PROBE_ROWS} rows are decoded in {1000 * seconds:.1f} ms"

@@ -250,8 +250,8 @@ class Scorer:
 def generative_usage(noise: int | str) -> str:
     """Return how the commands take a generative policy, with the size of its noise, or a word for it."""
     return (
-        f"customize takes it with --noise {noise} and --chunk COUNT, and other commands take it in the environment "
-        f"--env 'ENV?decoder=FILE&noise={noise}&chunk=COUNT', where FILE is its own name"
+        f"customize and sweep take it with --noise {noise} and --chunk COUNT; evaluate and compare take it in the "
+        f"environment, --env 'ENV?decoder=FILE&noise={noise}&chunk=COUNT', where FILE is its own name"
     )
 
 

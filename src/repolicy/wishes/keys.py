@@ -28,7 +28,7 @@ class TerminalKeys:
         import termios
 
         if not sys.stdin.isatty():
-            raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
+            raise UsageError("keys need a terminal or a window, and neither is here: add --person with `wants`")
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         self._held_until: dict[str, float] = {}
