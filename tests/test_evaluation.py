@@ -174,10 +174,14 @@ def test_the_referee_scores_the_same() -> None:
     assert pool.mean() == pytest.approx(referee.mean(), rel=0.15)
 
 
-def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_episode_is_cut_so_that_evaluations_end_and_the_cut_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(evaluation, "EPISODE_CAP", 30)
     found = evaluate(policy(1), tiny("Endless"), 5)
     assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
+    assert repr(found).splitlines()[-1].split() == ["cut", "5", "of", "5", "episodes,", "after", "30", "steps"]
+    assert "cut" not in repr(evaluate(policy(1), tiny("endless_with_time_limit"), 5))
 
 
 def test_an_episode_is_as_long_as_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

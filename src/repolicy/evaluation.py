@@ -142,6 +142,8 @@ class Evaluation:
         rows = {each.title: each.describe() for each in self.columns.values()}
         if self.terminated is not None:
             rows["ended early"] = f"{self.terminated.sum()} of {format_count(len(self.terminated), 'episode')}"
+        if cut := int((self.lengths == EPISODE_CAP).sum()):  # what would follow is in no sum
+            rows["cut"] = f"{cut} of {format_count(len(self.lengths), 'episode')}, after {EPISODE_CAP:,} steps"
         width = max(map(len, rows))
         return "\n".join([*lines, *(f"  {title:{width}s}  {value}" for title, value in rows.items())])
 
