@@ -349,6 +349,17 @@ def test_choices_are_filmed_as_they_were_taken(
     assert [film[1:] for film in films] == taken[:, :-1].tolist()  # the first picture is before a step
 
 
+def test_a_page_with_fewer_pairs_than_named_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, said = tmp_path / "p.safetensors", list[str]()
+    save_policy(file, make_policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical"), 0), {})
+    monkeypatch.setattr(ask_page, "render_films", lambda given, say: [b""] * len(given))
+    prior = open_agent(file, Options(), False)
+    pairs = ask_page.ask(prior, "CartPole-v1", tmp_path / "asked", 20, 0.3, say=said.append)
+    assert 0 < len(pairs.seeds) < 20
+    assert said[0].startswith(f"{len(pairs.seeds)} pair")
+    assert "not 20: in the others an episode ends" in said[0]
+
+
 def _push(observations: np.ndarray) -> np.ndarray:
     return observations[:, :1]
 

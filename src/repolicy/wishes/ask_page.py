@@ -76,6 +76,8 @@ def ask(
     size = count if earlier is None else CANDIDATES * count
     pool = candidates(opened.agent, fingerprint(opened.path), env, size, steps, noise, 5 * steps, seed)
     pairs = choose_pairs(pool, count, earlier)
+    if (found := len(pairs.seeds)) < count:
+        say(f"{format_count(found, 'pair')}, not {count}: in the others an episode ends, or both clips are the same")
     with TemporaryDirectory(prefix="repolicy-ask-") as folder:
         file = opened.path
         if isinstance(opened.agent, Policy):  # the rendering process cannot read another library's file with options
