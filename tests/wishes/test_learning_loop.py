@@ -188,6 +188,15 @@ def test_another_policy_takes_the_priors_place_where_it_needs_the_person_less_be
     assert round_to_take([near, one]) is near
 
 
+@pytest.mark.parametrize("features", ["next[9]", "nxt[0]", "action[0],action[1]"])
+def test_features_that_there_are_not_are_refused_before_anybody_acts(
+    features: str, policy: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RepolicyError, match="is no range of|are none"):
+        learn_wish(replace(teaching_of(policy), features=features), tmp_path, person(always), steps=120)
+    assert not (tmp_path / "round-0").exists()
+
+
 def test_a_round_that_was_learnt_from_keeps_its_record_where_later_ones_are_longer(
     policy: Path, tmp_path: Path
 ) -> None:

@@ -311,6 +311,13 @@ def best_round(shares: Sequence[float]) -> int | None:
     return best if len(shares) - 1 - best < PATIENCE else None
 
 
+def _check_features(named: str, agent: Agent) -> None:
+    """Raise for features that there are not, before a person acts for them."""
+    features, size = Features.of(named), agent.observation_size
+    if features.function is None:
+        features(np.zeros((1, size)), np.zeros((1, agent.actions.width)), np.zeros((1, size)), {})
+
+
 def learn_wish(
     teaching: Teaching,
     out: str | Path,
@@ -344,6 +351,7 @@ def learn_wish(
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
         opened = open_agent(now.policy, trust=teaching.trust)
+        _check_features(teaching.features, opened.agent)
         # What is learnt depends on all steps of a record, so one that was learnt from is not continued.
         enough = 1 if (folder / "wish-0.safetensors").exists() else steps
         last = record(opened, teaching.env, folder / "record.jsonl", enough, person, keys, seed, resume=True)
