@@ -188,6 +188,28 @@ def test_another_policy_takes_the_priors_place_where_it_needs_the_person_less_be
     assert round_to_take([near, one]) is near
 
 
+@pytest.mark.parametrize(
+    ("shares", "taken"),
+    [
+        ((0.7, 0.65), "0 came nearest: 70.0% of its steps were yours; no other share is smaller by two errors"),
+        ((0.7, 0.4, 0.5), "1 came nearest: 40.0% of its steps were yours\n"),
+        ((0.06, 0.04), "1 does as you wish"),
+    ],
+)
+def test_the_command_names_the_policy_to_take(
+    shares: tuple[float, ...], taken: str, policy: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    rounds = [Round(share, 0.03, f"{number}") for number, share in enumerate(shares)]
+    monkeypatch.setattr("repolicy.wishes.learning_loop.learn_wish", lambda *_, **__: rounds)
+    (tmp_path / "me.py").write_text("def act(o, a): return a\nact.wants = lambda o, a, acts: True\n")
+    words = ["--person", f"{tmp_path / 'me.py'}:act", "--features", "next", "--omega", "0.1", "--alpha", "0.1"]
+    main(["learn-wish", str(policy), *words, "--out", str(tmp_path), "--json"])
+    said = capsys.readouterr()
+    assert taken in said.err
+    assert json.loads(said.out)["policy"] == taken[0]
+
+
 @pytest.mark.parametrize("features", ["next[9]", "nxt[0]", "action[0],action[1]"])
 def test_features_that_there_are_not_are_refused_before_anybody_acts(
     features: str, policy: Path, tmp_path: Path
