@@ -104,6 +104,10 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"limits was nothing and is now \['a<=1'\]$"):
         folder.begin(replace(REQUEST, limits=("a<=1",)), {}, resume=True)
     assert folder.request() == REQUEST
+    customizing = RunFolder(tmp_path / "customized")
+    customizing.begin(replace(REQUEST, prior="0"), {}, resume=False)
+    with pytest.raises(UsageError, match="is now 200; a new --out takes them, .* with --init .*customized$"):
+        customizing.begin(replace(REQUEST, prior="0", settings=Settings(steps=200)), {}, resume=True)
 
 
 def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:

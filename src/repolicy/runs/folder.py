@@ -110,7 +110,10 @@ class RunFolder:
         self.check_new(resume)
         self.check_prior(before, request.prior)
         if changes := list(describe_changes(_as_json(before), wanted)):
-            raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+            remedy = f"; a new --out takes them, and begins at this policy with --init {self.path}" * bool(
+                request.prior
+            )
+            raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}{remedy}")
         return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
