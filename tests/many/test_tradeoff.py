@@ -112,7 +112,7 @@ def test_no_knee_is_named_at_the_point_with_the_most_of_the_wish_as_nothing_lies
     for points in ([(0.1, 140.0, 10.0), (0.5, 120.0, 5.0)], [(0.1, 140.0, 10.0)]):
         gained = found((np.inf, 100.0, 0.0), *points, spread=1.0, episodes=50)
         assert gained.knee is None
-        assert gained.verdict == "the trade-off has no knee: where it bends, ω′ 0.1 has the most of the wish"
+        assert gained.verdict == "the trade-off has no knee: it bends at ω′ 0.1, and nothing has more of the wish"
 
 
 def test_a_knee_is_named_only_where_it_is_larger_than_its_error() -> None:

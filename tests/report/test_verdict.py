@@ -69,7 +69,7 @@ def test_better_at_a_price() -> None:
     assert judged([(prior, after)]) == [
         "it has 88.7 % of the old return and gained 1,509.0 of the wish; "
         "better than its prior in total: by 651.0 ± 1.4 (18 %)",
-        "1 of 50 episodes ended early, at step 212 (of the prior's: none)",
+        "1 of 50 episodes ended early (of the prior's: none), at step 212",
     ]
     assert basis([after]).startswith("50 episodes each with the mean action")
 
@@ -79,7 +79,7 @@ def test_worse() -> None:
     assert judged([(prior, after)]) == [
         "it has 90.0 % of the old return and lost 10.00 of the wish; "
         "worse than its prior in total: by 20.00 ± 0.40 (20 %)",
-        "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)",
+        "2 of 50 episodes ended early (of the prior's: 1), the first at step 20",
     ]
 
 
@@ -287,6 +287,6 @@ def test_falls_and_what_was_asked_for_are_sentences_of_their_own() -> None:
         "it keeps 99.0% ± 0.2% of the old return, and 90% was asked for: that holds"
     )
     assert ended == (
-        "with the mean action 1 of 50 episodes ended early, at step 20 (of the prior's: none); "
-        "with sampled actions 1 of 50 episodes ended early, at step 20 (of the prior's: none)"
+        "with the mean action 1 of 50 episodes ended early (of the prior's: none), at step 20; "
+        "with sampled actions 1 of 50 episodes ended early (of the prior's: none), at step 20"
     )

@@ -123,7 +123,7 @@ class SweepResult:
             return None, "the trade-off has no knee: no point lies above the straight line between its ends"
         bend = self.points[position - 1]
         if bend.addon == max(point.addon for point in self.points):  # beyond a knee lies more of the wish
-            return None, f"the trade-off has no knee: where it bends, {self.name(bend)} has the most of the wish"
+            return None, f"the trade-off has no knee: it bends at {self.name(bend)}, and nothing has more of the wish"
         has_errors = len(self.prior.mean.basic) > 1  # one episode has none
         if not has_errors or np.mean(self._knee_positions(np.random.default_rng(0)) == position) < MIN_AGREEMENT:
             return None, "no clear knee: the points' errors are too large; try more --episodes or --steps"

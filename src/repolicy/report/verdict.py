@@ -153,9 +153,10 @@ def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> str:
     when = f"at {step} {min(lengths):,.0f}"
     if len(lengths) > 1:
         when = f"the first {when}"
+    beside = ""
     if prior is not None and prior.terminated is not None:
-        when += f" (of the prior's: {prior.terminated.sum() or 'none'})"
-    return f"{len(lengths)} of {len(evaluation.basic)} episodes ended early, {when}"
+        beside = f" (of the prior's: {prior.terminated.sum() or 'none'})"
+    return f"{len(lengths)} of {len(evaluation.basic)} episodes ended early{beside}, {when}"
 
 
 def _compare(changes: Sequence[Difference], actions: Sequence[str], quantity: str, prior_name: str) -> str:
