@@ -350,9 +350,7 @@ def test_a_limit_and_a_share_that_are_broken_at_the_end_are_told() -> None:
     assert not held.warnings({"limit_power<=0.3": [0.2, 0.42] * 10})  # broken by 0.01 ± 0.025
     kept = multipliers(keep=0.9)
     [said] = kept.warnings({"kept": [0.95] * 20 + [0.8, 0.82] * 10})
-    assert said.startswith(
-        "limit kept>=0.9 is broken: the last 20 iterations have 0.81, the best 20 0.95; more --steps"
-    )
+    assert said.startswith("keep 0.9 is broken: the last 20 iterations have 0.81, the best 20 0.95; more --steps")
     assert not kept.warnings({"kept": [0.87, 0.9] * 10})  # off by less than a quarter of what may be lost
 
 

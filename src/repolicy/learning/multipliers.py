@@ -328,8 +328,9 @@ class Multipliers:
                 count = len(values)
                 best = min(np.convolve(whole, np.full(count, 1 / count), "valid"), key=limit.excess)
                 found = f"the last {count} iterations have {values.mean():.3g}, the best {count} {best:.3g}"
+                name = f"keep {self.keep:g}" if column == "kept" else f"limit {limit}"
                 sentences.append(
-                    f"limit {limit} is broken: {with_minus(found)}; more --steps may do, or a wish that weighs less"
+                    f"{name} is broken: {with_minus(found)}; more --steps may do, or a wish that weighs less"
                 )
         explained = logged.get("explained_variance", ())
         stood = sum(share is not None and share <= MIN_EXPLAINED_VARIANCE for share in explained)
