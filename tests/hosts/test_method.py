@@ -1,5 +1,8 @@
 """What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,6 +66,19 @@ def test_the_critic_learns_in_the_unit_of_its_returns_and_acts_in_rewards() -> N
             if spread != 1.0:  # at first its outputs stay, and so it predicts the mean
                 torch.testing.assert_close(critic(inputs).squeeze(-1), raw, rtol=1e-3, atol=1e-2)
     assert float(method.scale.std) > 10
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda critic: pickle.loads(pickle.dumps(critic))])
+@torch.no_grad()
+def test_a_copy_of_a_critic_keeps_its_unit_while_that_of_the_critic_moves(copied: Callable[..., Any]) -> None:
+    critic, inputs = nn.Linear(3, 1), torch.randn(7, 3)
+    method = Method(Steering(residual(0.5, 0.25)), Pushing())
+    method.normalize_critic(critic, critic)
+    method.credit(50.0 + 40.0 * torch.randn(5, 2), torch.zeros(5, 2))
+    other, before = copied(critic), critic(inputs)
+    assert torch.equal(other(inputs), before)
+    method.credit(-9.0 + torch.randn(5, 2), torch.zeros(5, 2))
+    assert torch.equal(other(inputs), before)
 
 
 def test_without_weights_the_critic_is_the_hosts_own() -> None:
@@ -131,6 +147,7 @@ def test_a_method_that_goes_on_has_its_curves_and_its_verdict() -> None:
     for each in (method, again):
         each.normalize_critic(critic, critic)
     method.curves, method.verdict_episodes = {"steps": [4], "entropy": [0.5]}, [{"who": "prior", "lengths": [3.0]}]
+    again.update_kl_sums = torch.ones(2)  # of an update that came after what is loaded
     again.resume(method.state())
     assert again.state() == method.state()
 

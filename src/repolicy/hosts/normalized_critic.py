@@ -29,9 +29,10 @@ class NormalizedCritic:
         # is of no use to others, so it is saved as it is.
         self.parameters: list[Tensor] = [] if isinstance(output_layer, Mlp) else last
         self.move_scale()
-        module.register_forward_hook(
-            lambda _, __, outputs: outputs if torch.is_grad_enabled() else outputs * self.std + self.mean
-        )
+        module.register_forward_hook(self._in_wanted_unit)  # a method, so that a copy of the critic has its own scale
+
+    def _in_wanted_unit(self, module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        return outputs if torch.is_grad_enabled() else outputs * self.std + self.mean
 
     def move_scale(self) -> None:
         """Copy the scale to the critic's device, once an iteration rather than at each step."""

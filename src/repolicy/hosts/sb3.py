@@ -260,13 +260,13 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        ours = ["prior", "method", "_limit_values", "_task_rewards", "_timed_out", "_callback"]
+        ours = ["prior", "method", "_limit_values", "_task_rewards", "_timed_out", "_step_rewards"]
         return [*super()._excluded_save_params(), *ours]
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Store the step's rewards and limited quantities. Stable-Baselines3 calls this once a step."""
         super()._update_info_buffer(infos, dones)
-        self._task_rewards[self.rollout_buffer.pos] = self._callback.locals["rewards"]
+        self._task_rewards[self.rollout_buffer.pos] = self._step_rewards()
         self._timed_out[self.rollout_buffer.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
         self._limit_values[:, self.rollout_buffer.pos] = self.read_limit_values(infos)
 
@@ -286,7 +286,9 @@ class ResidualPPO(PPO):
         self._limit_values = np.zeros((len(self.steering.required_entries), self.n_steps, self.n_envs), np.float32)
         self._task_rewards = np.zeros((self.n_steps, self.n_envs), np.float32)
         self._timed_out = np.zeros((self.n_steps, self.n_envs), bool)
-        _, self._callback = found = super()._setup_learn(*args, **kwargs)
+        _, callback = found = super()._setup_learn(*args, **kwargs)
+        # a function, as a copy of the model would otherwise copy the callback, which is impossible
+        self._step_rewards = lambda: callback.locals["rewards"]
         if self._last_episode_starts.all():  # type: ignore[union-attr]
             self.method.reset_episodes()
         return found
