@@ -1,5 +1,6 @@
 """Policies of ours and of Stable-Baselines3, turned into each other."""
 
+import copy
 import errno
 from dataclasses import replace
 from itertools import product
@@ -311,3 +312,28 @@ def test_a_rollout_is_long_enough_to_learn_from_however_many_environments_there_
         num_envs, action_space = count, spaces.Box(-1.0, 1.0, (8,))
 
     assert default_settings(Many, 64, {})["n_steps"] >= 16
+
+
+@pytest.mark.parametrize(
+    ("count", "n_steps", "batch_size"),
+    [(1, 2048, 1024), (3, 500, 750), (1, 101, 101), (1, 2053, 1027), (1, 3089, 1030)],
+)
+def test_minibatches_are_of_about_the_usual_size_also_where_that_divides_no_rollout(
+    count: int, n_steps: int, batch_size: int
+) -> None:
+    class Many:
+        num_envs, action_space = count, spaces.Box(-1.0, 1.0, (8,))
+
+    assert default_settings(Many, 64, {"n_steps": n_steps})["batch_size"] == batch_size
+
+
+def test_a_copy_of_a_model_learns_as_the_model_does() -> None:
+    first = residual(prior=trained(), kl_budget=0.1, omega=0.3, alpha=0.3).learn(64)
+    first.predict(np.zeros(3))  # after an update Stable-Baselines3's own models cannot be copied
+    found = []
+    for each in (copy.deepcopy(first), first):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        found.append(each.learn(64, reset_num_timesteps=False))
+    assert same(*(each.policy.parameters() for each in found))
+    assert found[0].steering == first.steering

@@ -1,5 +1,6 @@
 """Environments of Stable-Baselines3: checks of them, and episodes of a prior in them."""
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -183,10 +184,12 @@ def default_settings(env: Any, width: int, host: Mapping[str, Any]) -> dict[str,
     usual = settings_for_shape(width, int(np.prod(env.action_space.shape or 1)))
     count = getattr(env, "num_envs", 1)
     n_steps = host.get("n_steps", 2 ** max(4, int(np.log2(ROLLOUT_SIZE / count))))
-    divisors = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
+    samples, wanted = n_steps * count, usual.minibatch
+    divisors = [size for size in range(wanted // 2, wanted + 1) if samples % size == 0]
+    nearest = math.ceil(samples / max(1, round(samples / wanted)))  # the last minibatch is then a little smaller
     return {
         "n_steps": n_steps,
-        "batch_size": next(divisors),
+        "batch_size": max(divisors, default=nearest),
         "n_epochs": usual.epochs,
         "gamma": usual.gamma,
         "learning_rate": usual.learning_rate,
