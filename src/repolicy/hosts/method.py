@@ -308,8 +308,8 @@ class Method:
         self.steering.resume(state, *self.user_settings)
         self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
         self.verdict_episodes = [*state.get("compared", ())]
-        if state.get("moved"):
-            self.update_kl_sums = torch.tensor(state["moved"], dtype=torch.float64)
+        moved = state.get("moved")
+        self.update_kl_sums = torch.tensor(moved, dtype=torch.float64) if moved else None
 
     def critic_in_rewards(self) -> AbstractContextManager[None]:
         """Let the critic predict plain rewards inside the `with` block, so that others can load what is saved."""
