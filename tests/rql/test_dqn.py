@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_problems import Picture, Table, Walk, WithoutReward, wild_prior
+from known_problems import Picture, Table, Walk, WithoutReward, add_on, wild_prior
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, RepolicyError, UsageError
@@ -16,8 +16,8 @@ from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
-from repolicy.rql import ResidualDQN, Settings
-from repolicy.rql.wrapping import TaskReward
+from repolicy.rql import ResidualDQN, Settings, customize, customizing
+from repolicy.rql.wrapping import TaskReward, training_env
 
 STATES = torch.eye(3)
 QUICK = Settings(
@@ -186,6 +186,20 @@ def test_a_reward_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, 
         ResidualDQN(Walk(), objective, Table(exact(RESIDUAL)[1]), QUICK).learn(20)
 
 
+def test_the_return_of_an_episode_is_not_rounded_to_nothing_where_rewards_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Walk, "addon", 1e-8 * Walk.addon)
+    env = training_env(Walk(), residual(0.5, 0.5), 0.9)
+    env.reset(seed=0)
+    rewards, cut = [], False
+    while not cut:
+        _, reward, _, cut, info = env.step(0)
+        rewards.append(reward)
+    assert info["episode"]["r"] == pytest.approx(sum(rewards), rel=1e-12)
+    assert sum(rewards) > 0.0
+
+
 def test_a_loss_that_is_no_number_is_not_learnt_from() -> None:
     model = ResidualDQN(Walk(), RESIDUAL, Table(exact(RESIDUAL)[1]), QUICK)
     model.learn(QUICK.warmup)
@@ -228,3 +242,20 @@ def test_a_prior_that_sees_far_observations_is_saved_as_it_acts() -> None:
     with torch.no_grad():
         wanted = model.policy.distribution(far).log_probs[0]
         torch.testing.assert_close(model.as_policy()(far).log_probs[0], wanted, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"hidden": (8,)}, "the prior has 2 hidden layers: name as many"),
+        ({"noise": 0.3}, "noise is for actions that are numbers"),
+        ({"warmup": 4_000}, "nothing would be learned"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_weights_are_looked_for(
+    changed: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(customizing, "decide", lambda *_: pytest.fail("weights were looked for"))
+    settings = replace(QUICK, **{"hidden": (8, 8)} | changed)
+    with pytest.raises(UsageError, match=sentence):
+        customize(wild_prior(), residual(), tmp_path / "q", settings, addon=add_on, env=Walk)

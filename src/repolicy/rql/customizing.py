@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -178,7 +178,7 @@ def customize(
         objective = resumed_objective(objective, before, out)
     defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
     settings = complete_settings(settings, defaults)
-    _check_spaces(env)
+    _check_trainable(objective, saved.policy, env, asked.addons, settings)
     decision = _decide_weights(objective, saved, start.name, env, asked.addons, settings, callbacks)
     notes = [*start.notes, *decision.notes]
     request = _request(env, decision.objective, settings, asked.addons, saved.content)
@@ -192,12 +192,14 @@ def customize(
     return _run(request, out, saved, resume, callbacks, env_timeout, notes)
 
 
-def _check_spaces(env: str) -> None:
-    """Raise if the algorithms cannot handle an environment, before anything is measured in it."""
-    from repolicy.rql.wrapping import spaces_of
-
-    with closing(_make_env(TASKS[env].env if env in TASKS else env, ())) as trial:
-        spaces_of(trial)
+def _check_trainable(
+    objective: Objective, prior: Policy, env: str, addons: tuple[str, ...], settings: Settings
+) -> None:
+    """Raise for what cannot be trained, before weights are measured: make the algorithm with 1 for each open weight."""
+    omega, alpha = (1.0 if weight is None else weight for weight in (objective.omega, objective.alpha))
+    states = objective.states if prior.actions.kind == "discrete" else 0.0  # its density is measured, too
+    stand_in = replace(objective, omega=omega, alpha=alpha, states=states)
+    _make_algorithm(_request(env, stand_in, settings, addons), prior).env.close()
 
 
 def _decide_weights(

@@ -104,6 +104,16 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise NumericError(f"environment {self._name} returned {label} that is not finite")
 
 
+class UnroundedMonitor(Monitor):  # type: ignore[misc]
+    """Monitor that does not round an episode's return to six decimals, with which small rewards would be 0."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.needs_reset:
+            info["episode"]["r"] = self.episode_returns[-1]
+        return observation, reward, terminated, truncated, info
+
+
 class StatesPrice(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment whose reward includes `weight` times the familiarity of the next state to the prior."""
 
@@ -147,7 +157,7 @@ def training_env(
 
     Stable-Baselines3 would put its monitor of returns outside.
     """
-    env = Monitor(TaskReward(env, objective))
+    env = UnroundedMonitor(TaskReward(env, objective))
     if density is not None:
         env = StatesPrice(env, objective.states, density, gamma)
     return PlainObservations(env)
