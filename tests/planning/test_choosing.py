@@ -187,13 +187,20 @@ def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     assert ("omega is" in made.notes[0], "states" in made.notes[0]) == ("omega" not in named, "states" not in named)
 
 
-@pytest.mark.parametrize(
-    ("named", "missing"), [({}, "--omega and --states"), ({"omega": 0.1}, "--states"), ({"states": 0.1}, "--omega")]
-)
+@pytest.mark.parametrize(("named", "missing"), [({}, "--omega and --states"), ({"states": 0.1}, "--omega")])
 def test_only_the_weight_that_is_missing_is_asked_for(named, missing, monkeypatch):
     monkeypatch.setattr(asking.EnvWeightFinder, "weights", lambda _, option: (None, 0.0, option))
     with pytest.raises(UsageError, match=f"from its episodes: name {missing}, or see"):
         plan("halfcheetah", "hind_leg=10", **named)
+
+
+def test_new_states_have_no_price_where_omega_is_named_and_a_nats_worth_is_unknown(monkeypatch):
+    """As where one customizes with an omega."""
+    monkeypatch.setattr(asking.EnvWeightFinder, "weights", lambda *_: (None, 0.0, ""))
+    with_few_states(monkeypatch)
+    made = plan("halfcheetah", "hind_leg=10", omega=0.1, search=Search(samples=4))
+    assert (made.score.omega, made.score.states) == (0.1, 0.0)
+    assert "new states have no price; --states names one" in made.notes[0]
 
 
 FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "--episodes", "1", "--steps", "20"]

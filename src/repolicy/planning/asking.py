@@ -152,8 +152,10 @@ def _fill_weights(
     finder = EnvWeightFinder(saved.card, saved.policy, Settings(), say, env, wishes)
     missing = " and ".join(name for name, weight in (("--omega", omega), ("--states", states)) if weight is None)
     weights, _, reward = finder.weights(missing)
+    unknown = "what a nat of the prior is worth cannot be told from its episodes"
+    if weights is None and omega is not None:  # as where one customizes
+        return omega, 0.0, f"{unknown}, so new states have no price; --states names one"
     if weights is None:
-        unknown = "what a nat of the prior is worth cannot be told from its episodes"
         raise UsageError(f"{unknown}: name {missing}, or see whether it acts as it should{finder.hint}")
     found = [f"omega is {weights.omega:.3g}"] if omega is None else []
     if states is None:
