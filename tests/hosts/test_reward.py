@@ -93,6 +93,17 @@ def test_a_budget_moves_both_weights_after_a_rollout() -> None:
         prior_reward(prior, 0.3, 0.2, kl_budget=0.5)
 
 
+def test_a_function_that_a_checkpoint_holds_goes_on_with_its_weights(tmp_path: Path) -> None:
+    reward = prior_reward(policy(), 0.3, 0.3, kl_budget=0.5)
+    reward(*rollout())
+    torch.save(reward, tmp_path / "reward.pt")
+    again, parts = torch.load(tmp_path / "reward.pt", weights_only=False), rollout()
+    assert again.objective.omega != 0.3
+    for _ in range(2):
+        assert torch.equal(again(*parts), reward(*parts))
+    assert again.steering == reward.steering
+
+
 def test_what_a_nat_is_worth_stands_in_the_priors_file(capsys: pytest.CaptureFixture[str]) -> None:
     reward, card = prior_reward("halfcheetah"), read_policy(find_policy("halfcheetah")).card
     assert reward.objective.omega == card["nat_worth"]["value"]

@@ -84,7 +84,8 @@ class PriorReward:
         prior = source.agent
         check_squashed(source, False, "give an object whose log_prob scores what you store")
         is_ours = isinstance(prior, Policy | MeanPrior)
-        self._score = _log_prob_of(prior) if is_ours else prior.log_prob
+        placed = functools.cache(prior.for_spaces) if isinstance(prior, MeanPrior) else prior
+        self._score = functools.partial(_log_prob, placed) if is_ours else prior.log_prob
         self._is_compilable = not (is_ours or steering.kl_budget or density)
 
     @property
@@ -157,21 +158,16 @@ class PriorReward:
         return found.numpy().astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
 
 
-def _log_prob_of(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
-    """Return the prior's log_prob for arrays, and for tensors on any device."""
-    placed = functools.cache(prior.for_spaces) if isinstance(prior, MeanPrior) else None
-
-    def log_prob(observations: Any, actions: Any) -> Any:
-        scoring: Any = prior
-        if placed is not None:
-            scoring = placed(observations.shape[-1], unbounded_actions(actions.shape[-1]))
-        if isinstance(observations, Tensor):
-            actions = torch.as_tensor(actions, dtype=torch.float32, device=observations.device)
-            return scoring.to(observations.device).log_prob(observations.float(), actions)
-        tensors = (torch.from_numpy(np.array(part, np.float32)) for part in (observations, actions))
-        return scoring.log_prob(*tensors).numpy()
-
-    return log_prob
+def _log_prob(prior: Policy | Callable[..., MeanPrior], observations: Any, actions: Any) -> Any:
+    """Return a prior's log_prob of arrays, or of tensors on any device; a function returns the prior for sizes."""
+    scoring: Any = prior
+    if not isinstance(prior, Policy):
+        scoring = prior(observations.shape[-1], unbounded_actions(actions.shape[-1]))
+    if isinstance(observations, Tensor):
+        actions = torch.as_tensor(actions, dtype=torch.float32, device=observations.device)
+        return scoring.to(observations.device).log_prob(observations.float(), actions)
+    tensors = (torch.from_numpy(np.array(part, np.float32)) for part in (observations, actions))
+    return scoring.log_prob(*tensors).numpy()
 
 
 def _mean(part: Any) -> float:
