@@ -259,3 +259,13 @@ def test_what_cannot_be_trained_is_refused_before_weights_are_looked_for(
     settings = replace(QUICK, **{"hidden": (8, 8)} | changed)
     with pytest.raises(UsageError, match=sentence):
         customize(wild_prior(), residual(), tmp_path / "q", settings, addon=add_on, env=Walk)
+
+
+def test_a_customization_resumed_with_other_settings_is_not_told_of_an_option_that_rql_does_not_have(
+    tmp_path: Path,
+) -> None:
+    prior, settings = wild_prior(), replace(QUICK, steps=200, hidden=(8, 8))
+    asked: dict[str, Any] = {"addon": add_on, "env": Walk}
+    customize(prior, RESIDUAL, tmp_path / "q", settings, **asked)
+    with pytest.raises(UsageError, match=r"cannot be resumed with other settings: steps was 200 and is now 300$"):
+        customize(prior, RESIDUAL, tmp_path / "q", replace(settings, steps=300), resume=True, **asked)

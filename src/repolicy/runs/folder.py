@@ -110,9 +110,8 @@ class RunFolder:
         self.check_new(resume)
         self.check_prior(before, request.prior)
         if changes := list(describe_changes(_as_json(before), wanted)):
-            remedy = f"; a new --out takes them, and begins at this policy with --init {self.path}" * bool(
-                request.prior
-            )
+            goes_on = request.prior and not request.method  # no other method has --init
+            remedy = f"; a new --out takes them, and begins at this policy with --init {self.path}" if goes_on else ""
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}{remedy}")
         return self._check_unchanged(wanted, versions)
 
