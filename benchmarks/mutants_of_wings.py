@@ -164,7 +164,7 @@ WINGS = [
     Mutant("rql/algorithms.py", "* max(0.0, 1.0 - steps / self.settings.steps)", "", SAC, "an actor whose steps stay large"),
     Mutant("rql/wrapping.py", "price = self.weight *", "price = -self.weight *", SAC, "states that the prior does not know are paid for"),
     Mutant("rql/wrapping.py", "        self._age.zero_()\n", "", SAC, "episodes that begin at an age"),
-    Mutant("rql/wrapping.py", "    env = Monitor(TaskReward(env, objective))", "    env = TaskReward(env, objective)", SAC, "a price on states in the task's return"),
+    Mutant("rql/wrapping.py", "    env = UnroundedMonitor(TaskReward(env, objective))", "    env = TaskReward(env, objective)", SAC, "a price on states in the task's return"),
     Mutant("policies/density.py", "clamp_(-self.bound, self.bound)", "clamp_(-OBSERVATION_BOUND, OBSERVATION_BOUND)", "tests/prepare/test_states.py", "states that are clipped where the prior does not clip"),
     Mutant("rql/wrapping.py", "return np.array(observation)", "return observation", SAC, "an episode's last observation becomes the next one's first"),
     Mutant("rql/wrapping.py", "if is_image_space(space)", "if False", DQN, "images that are turned and divided"),
