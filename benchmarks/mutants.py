@@ -77,6 +77,7 @@ ROOMS = [
     Mutant("prepare/weights.py", "return weight if length", "return 1.0 if length", WORTH, "states without omega"),
     Mutant("prepare/weights.py", "omega = max(", "omega = min(", WORTH, "noise may cost more of one reward"),
     Mutant("prepare/weights.py", "if worths.basic in worths.known", "if worths.basic", WORTH, "states by a chance"),
+    Mutant("prepare/checks.py", " * (1.0 - settings.gamma)", "", "tests/learning/test_beginning.py", "a wish is compared with a nat for one step alone"),
     Mutant("prepare/worth.py", "any(worth.value > -worth.error for", "any(True for", WORTH, "a worth is sought where nothing speaks for one"),
     Mutant("prepare/worth.py", "+ episodes * len(rounds)  #", "  #", WORTH, "the same episodes count again and again"),
     Mutant("learning/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", PPO, "time limits treated as termination"),

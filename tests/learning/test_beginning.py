@@ -13,15 +13,17 @@ from tiny_envs import tiny
 
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
-from repolicy.objective import kl
+from repolicy.objective import kl, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy
+from repolicy.prepare.checks import describe_weak_wish
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import command_words
+from repolicy.runs.request import Request, command_words
+from repolicy.runs.settings import Settings
 
 FOUND = of_both()
 
@@ -49,6 +51,24 @@ def test_the_actor_begins_as_another_policy_and_the_prior_scores_it(prior: Path,
     assert all(metrics["prior_kl"] > 0.9 * least > 0.01 for metrics in log.metrics)
     carried = read_policy(found.folder / "policy.safetensors").prior
     assert torch.equal(carried.state_dict()["log_std"], read_policy(prior).policy.state_dict()["log_std"])
+
+
+def test_a_wish_that_weighs_too_little_is_told(prior: Path, tmp_path: Path) -> None:
+    """With γ 0.99 and ω′ 0.35, a tenth of a nat in a hundred steps is 0.00035 a step."""
+    request = Request(tiny("LinearQuadratic"), residual(0.35, 0.1), Settings(), (WISH,))
+    [told] = describe_weak_wish(0.00034, request)
+    assert told.endswith(
+        "0.00034 a step, and a nat away from the prior costs 0.35; give it a larger weight, --addon NAME=WEIGHT"
+    )
+    followed = [replace(request, settings=Settings(**given)) for given in ({"keep": 0.9}, {"kl_budget": 1.0})]
+    dialed = replace(request, objective=residual((0.35, 1.0), 0.1))
+    assert not any(describe_weak_wish(0.00034, each) for each in (*followed, dialed))
+    assert not describe_weak_wish(0.00036, request)
+    assert not describe_weak_wish(0.0, request)  # so rare that no trial step shows it
+    log = Log()
+    settings = replace(SETTINGS, steps=SETTINGS.iteration_steps)
+    customize(prior, f"{WISH}=1e-9", kl(ALPHA), tmp_path, settings, env=tiny("WithoutReward"), callbacks=[log])
+    assert any("the wish weighs too little" in said for said in log.said)
 
 
 def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, planned: Path, tmp_path: Path) -> None:

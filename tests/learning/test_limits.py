@@ -138,7 +138,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
 def test_what_a_limit_holds_is_told_of_the_priors_mean_action(prior: Path) -> None:
     request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), FEW, (WISH,), "a checksum")
     limited, policy = replace(request, limits=(f"{EFFORT}<=0.05",)), read_policy(prior).policy
-    told = re.fullmatch(r"limit effort<=0.05: (.*) a step under the prior", try_addon(policy, limited)[0])
+    told = re.fullmatch(r"limit effort<=0.05: (.*) a step under the prior", try_addon(policy, limited)[0][0])
     assert told is not None
     assert float(told[1]) == pytest.approx(mean_effort(GAIN), rel=0.15)
     without, with_limit = (estimate_spending(each)["to try the wish"] for each in (request, limited))

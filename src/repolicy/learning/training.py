@@ -227,7 +227,8 @@ def _prepare_start(
     request = replace(request, prior=prior_checksum, init=init_checksum)
 
     # Try the add-on, and measure what a generative policy earns before training.
-    notes += checks.try_addon(prior.policy, request)
+    tried, varies_by = checks.try_addon(prior.policy, request)
+    notes += tried
     untrained = 0
     if not request.is_judged_by_mean and not resumed:
         say(
@@ -239,7 +240,7 @@ def _prepare_start(
 
     # Choose the weight of each term of the return.
     request, decision = checks.choose_weights(request, prior, say)
-    notes += decision.notes
+    notes += [*decision.notes, *checks.describe_weak_wish(varies_by, request)]
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         fitting = 0 if was_fitted or start.scoring_prior is None else prior.card["clone_of"]["steps"]

@@ -163,7 +163,7 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
 def _choose_for_all(request: Request, start: Start, alpha_is_omega: bool, say: Say) -> dict[str, Any]:
     """Try the add-on, choose alpha and states by the smallest ω′ above 0, and return what all points share."""
     assert start.saved is not None
-    notes = [*start.notes, *try_addon(start.saved.policy, request)]
+    notes = [*start.notes, *try_addon(start.saved.policy, request)[0]]
     request, decision = choose_weights(request, start.saved, say)
     for note in [*notes, *decision.notes]:
         say(note)

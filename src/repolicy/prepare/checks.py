@@ -15,6 +15,7 @@ from repolicy.prepare.weights import collect_trial
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Request, Settings, check_dials, refuse_for_choices, spec_for
 from repolicy.text import Say, with_minus
 
+WEAK_SHARE = 0.1  # share of a nat; what outweighs less than that moves a policy by 0.001 nats a step at most
 NO_ADDON = (
     "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
     "(repolicy addons lists those that ship)"
@@ -27,8 +28,11 @@ def unused_settings(settings: Settings) -> list[str]:
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
-def try_addon(prior: Policy, request: Request) -> list[str]:
-    """Run the prior for trial steps, check shape and values of each add-on and limit, and return notes on them."""
+def try_addon(prior: Policy, request: Request) -> tuple[list[str], float]:
+    """Run the prior for trial steps, check shape and values of each add-on and limit, and return notes on them.
+
+    Returned, too, is by how much the add-ons' weighted sum varies from step to step: the sum of their ranges.
+    """
     env, limits = request.env, parse_limits(request.limits, request.env)
     rollout = collect_trial(prior, env, request.settings)
     held = rollout  # limits hold the mean action
@@ -42,6 +46,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         notes.append(
             "the environment's own reward is read to tell what share of it is kept; the policy never learns from it"
         )
+    varies_by = 0.0
     for name in addon_names.with_weights(request.addons):
         addon = combine_addons([name])
         reward = addon.reward(rollout.transitions)
@@ -53,9 +58,20 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
                 why = f"{env} counts it with the weight 0, so name it as {with_option(env, option)}"
             same = f"gave the same reward, {with_minus(f'{reward.min():g}')}, in all of {reward.size:,} trial steps"
             raise UsageError(f"add-on {name!r} {same}; {why}")
+        varies_by += float(reward.max() - reward.min())
         ends = f"{reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g}"
         notes.append(f"add-on {name}: {with_minus(ends)} a step under the prior")
-    return notes
+    return notes, varies_by
+
+
+def describe_weak_wish(varies_by: float, request: Request) -> list[str]:
+    """Return a note where the wish, which varies by so much a step, cannot outweigh the prior; `omega` is set."""
+    omega, settings = request.objective.omega, request.settings
+    is_moved = settings.budget is not None or settings.keep is not None
+    if is_moved or not isinstance(omega, float) or not 0.0 < varies_by < WEAK_SHARE * omega * (1.0 - settings.gamma):
+        return []
+    worth = f"it varies by {varies_by:.2g} a step, and a nat away from the prior costs {omega:.3g}"
+    return [f"the wish weighs too little to change anything: {worth}; give it a larger weight, --addon NAME=WEIGHT"]
 
 
 def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
