@@ -185,7 +185,9 @@ def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
 
 def test_inspect_tells_a_generative_policy_and_the_size_of_its_noise(tmp_path: Path) -> None:
     path = graph(tmp_path / "flow.onnx", [node("Add", "obs noise", "out")], {}, ("obs", "noise"))
-    with pytest.raises(FileError, match="as a generative policy does: customize takes it with --noise 5 and --chunk"):
+    with pytest.raises(
+        FileError, match="as a generative policy does: customize and sweep take it with --noise 5 and --chunk"
+    ):
         open_policy(path, Options(std=0.2))
     facts = inspect(path)
     assert facts["kind"] == "a generative policy as an ONNX graph"

@@ -52,6 +52,7 @@ from repolicy.rql.wrapping import (
     training_env,
 )
 from repolicy.runs import complete_settings, refuse_for_choices
+from repolicy.text import format_count
 
 from stable_baselines3 import DQN, SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
@@ -127,7 +128,8 @@ class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
                 layers = f"hidden layers of {', '.join(ACTIVATION_MODULES)}"
                 raise UsageError(f"ResidualDQN takes a prior with {layers} and without LayerNorms")
             if len(settings.hidden) != depth:
-                raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
+                layers = format_count(depth, "hidden layer")
+                raise UsageError(f"hidden is {settings.hidden}; the prior has {layers}: name as many")
         self._spec = PolicySpec(
             env_spaces.observation_size, actions, "categorical", settings.hidden, activation, observation_bound=bound
         )
